@@ -30,7 +30,7 @@ export PAGEDLLM_LIBRARY := $(LIB)
 
 # Packages for the registries of languages, made and tested (scripts/wheel.sh, scripts/node-package.sh).
 .PHONY: wheel node-package test-packages
-.PHONY: demo test stages setup lib tool tool-setup header manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-java test-node test-examples test-tool \
+.PHONY: demo test stages setup lib tool tool-setup header man manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-java test-node test-examples test-tool \
         test-server-go test-server-cpp test-install test-kernels test-ptx test-connectors test-mpi test-parallel connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-workers bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick scale clean
 
 demo: $(TOOL)
@@ -94,6 +94,10 @@ header:
 	PLLM_WRITE_HEADER=1 cargo test --locked --lib ffi::
 	scripts/manual.py
 	scripts/bindings/__main__.py
+
+# Writes the man page of the tool from its help; test-tool fails when the page is stale.
+man: $(TOOL)
+	scripts/man.py $(TOOL)
 
 lint:
 	cargo fmt --check
@@ -161,11 +165,12 @@ connectors:
 	@scripts/setup.sh connectors
 	connectors/build.sh $(BUILD)/connectors
 
-# Builds nothing: run `make connectors` first.
+# Installs the stores alone, as `make install` does with the rest. Builds nothing: run `make connectors` first.
 install-connectors:
 	connectors/install.sh $(BUILD)/connectors $(DESTDIR)$(PREFIX)
 
-# Tests the stores against the contract of pllm_kv_store, with faults, and with an engine.
+# Tests the stores against the contract of pllm_kv_store, with faults, with an engine, and in
+# examples/disaggregated.
 test-connectors: lib
 	tests/connectors/run.sh
 
@@ -183,12 +188,12 @@ cuda-toolkit:
 
 # Runs the tests of the C++ wrapper with g++ and clang++: without sanitizers, with AddressSanitizer and
 # UBSan, and with ThreadSanitizer.
-test-cpp: lib
+test-cpp: lib connectors
 	bindings/cpp/tests/run.sh
 
 # The fuzzers have a number of runs and no time limit: with a time limit, go test sometimes fails with
 # "context deadline exceeded".
-test-go: lib
+test-go: lib connectors
 	@test -z "$$(gofmt -l bindings/go examples/go benches/polling/go)" || { gofmt -l bindings/go examples/go benches/polling/go; exit 1; }
 	cd bindings/go && go vet ./... && go test -timeout 60m -count=1 ./... && go test -race -timeout 60m -count=1 ./...
 	cd bindings/go && GODEBUG=cgocheck=1 go test -timeout 60m -count=1 -tags pagedllm_static ./...
@@ -207,7 +212,7 @@ test-server-go: lib
 test-server-cpp: lib
 	tests/servers/cpp.sh
 
-test-python: lib
+test-python: lib connectors
 	python3 -m unittest discover -s bindings/python/tests
 
 test-node: lib
@@ -240,15 +245,16 @@ fuzz: lib
 	tests/fuzz/run.sh 900
 
 # Builds and runs programs with the installed tree and with the packages, as users do.
-test-install: lib $(TOOL)
+test-install: lib $(TOOL) connectors
 	rm -rf $(BUILD)/installed $(BUILD)/dist
 	$(MAKE) install PREFIX=$(BUILD)/installed
 	tests/consumer/run.sh $(BUILD)/installed $(MODEL) examples/hello.expected
 	scripts/dist.sh $(BUILD)/dist
 	tests/consumer/packages.sh $(BUILD)/dist $(MODEL) examples/hello.expected
 
-# Installs each package in an empty folder and runs the example with it.
-test-packages: lib
+# Installs each package in an empty folder and runs the example with it. After `connectors`, because
+# scripts/install.sh installs them.
+test-packages: lib connectors
 	rm -rf $(BUILD)/packages
 	scripts/wheel.sh $(BUILD)/packages
 	tests/packages/python.sh $(BUILD)/packages $(MODEL) examples/hello.expected
@@ -267,12 +273,13 @@ wheel: lib
 node-package: lib
 	scripts/node-package.sh dist
 
-# Builds nothing, so that root does not compile: run `make lib` and `make tool`, then `sudo make install`.
+# Builds nothing, so that root does not compile: run `make lib`, `make tool` and `make connectors`, then
+# `sudo make install`.
 install:
 	@[ -f $(LIB) ] || { echo "$(LIB) is missing: run 'make lib' first" >&2; exit 1; }
 	scripts/install.sh $(DESTDIR)$(PREFIX)
 
-dist: lib $(TOOL)
+dist: lib $(TOOL) connectors
 	scripts/dist.sh dist
 
 # Measures the table of benches/README.md. The machine must be idle.

@@ -1,15 +1,23 @@
 #!/usr/bin/env bash
 # usage: install.sh BUILT PREFIX
-# Installs the connectors that build.sh has built in the folder BUILT. No installed file contains PREFIX.
+# Installs the connectors that build.sh has built in the folder BUILT, with files for pkg-config and CMake. No
+# installed file contains PREFIX.
 set -euo pipefail
 built=$(cd "$1" && pwd) prefix=$(mkdir -p "$2" && cd "$2" && pwd)
 cd "$(dirname "$0")"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' ../Cargo.toml | head -n 1)
-mkdir -p "$prefix"/{include,lib/pkgconfig}
+mkdir -p "$prefix"/{include,lib/pkgconfig,share/doc/pagedllm}
 for name in files valkey; do
-    install -m 755 "$built/libpagedllm_$name.so.1" "$prefix/lib/libpagedllm_$name.so.$version"
-    ln -sf "libpagedllm_$name.so.$version" "$prefix/lib/libpagedllm_$name.so.1"
-    ln -sf "libpagedllm_$name.so.1" "$prefix/lib/libpagedllm_$name.so"
+    library=libpagedllm_$name.so cmake=$prefix/lib/cmake/pagedllm_$name
+    strip --strip-unneeded -o "$prefix/lib/$library.$version" "$built/$library.1"
+    chmod 755 "$prefix/lib/$library.$version"
+    ln -sf "$library.$version" "$prefix/lib/$library.1"
+    ln -sf "$library.1" "$prefix/lib/$library"
     install -m 644 "$name/pagedllm_$name.h" "$prefix/include/"
-    sed "s/@VERSION@/$version/; s/@NAME@/$name/g" connector.pc.in > "$prefix/lib/pkgconfig/pagedllm_$name.pc"
+    mkdir -p "$cmake"
+    values="s/@VERSION@/$version/g; s/@NAME@/$name/g"
+    sed "$values" connector.pc.in > "$prefix/lib/pkgconfig/pagedllm_$name.pc"
+    sed "$values" connectorConfig.cmake.in > "$cmake/pagedllm_${name}Config.cmake"
+    sed "$values" ../scripts/package/pagedllmConfigVersion.cmake.in > "$cmake/pagedllm_${name}ConfigVersion.cmake"
 done
+install -m 644 licences.txt "$prefix/share/doc/pagedllm/licences-of-connectors.txt"

@@ -1580,6 +1580,11 @@ uint64_t pllm_error_prompt_tokens(const pllm_error *error);
 // for NULL.
 uint64_t pllm_error_max_model_len(const pllm_error *error);
 
+// Returns 1 if the same call can succeed later, without a change of its arguments or of the options:
+// too many requests wait, a queue is full, other engines hold the budget, the engine is busy, or the
+// system has no memory left. 0 for any other error, and for NULL.
+int32_t pllm_error_is_temporary(const pllm_error *error);
+
 // Frees an error. NULL is allowed.
 void pllm_error_free(pllm_error *error);
 
@@ -1676,8 +1681,8 @@ PLLM_NODISCARD pllm_error *pllm_engine_create(const pllm_engine_options *options
 //
 // An error ends the engine, too: its calls return PLLM_E_INTERNAL.
 //
-// Errors: those of pllm_engine_create, on all ranks if one of them is refused its options or
-// cannot load its part, or if rank 0 cannot create the engine;
+// Errors: those of pllm_engine_create, on all ranks if the options of one rank are invalid,
+// if it cannot load its part, or if rank 0 cannot create the engine;
 // PLLM_E_INVALID_ARGUMENT if the communicator is NULL or has rank 0; PLLM_E_INTERNAL if another
 // rank has ended or does not respond within worker_timeout_ms.
 PLLM_NODISCARD pllm_error *pllm_worker_run(const pllm_engine_options *options);

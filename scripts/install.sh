@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: install.sh PREFIX
-# Installs the built library, its headers and wrappers, and the built tool into PREFIX. No installed file
-# contains PREFIX, so the tree can be moved.
+# Installs the built library, its headers and wrappers, and the built tool and KV stores into PREFIX. No
+# installed file contains PREFIX, so the tree can be moved.
 # BUILT where the libraries were built; default: target/release
 set -euo pipefail
 prefix=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -40,11 +40,19 @@ done
 
 tool=build/tool/bin/pagedllm
 if [ -f "$tool" ]; then
-    mkdir -p "$prefix/bin"
+    mkdir -p "$prefix/bin" "$prefix/share/man/man1"
     install -m 755 -s "$tool" "$prefix/bin/pagedllm"
+    install -m 644 docs/pagedllm.1 "$prefix/share/man/man1/"
     install -m 644 examples/pagedllm/licences.txt "$prefix/share/doc/pagedllm/licences-of-tool.txt"
 else
     echo "bin/pagedllm is not installed ($tool is missing): run 'make tool' first" >&2
+fi
+
+connectors=build/connectors
+if [ -f "$connectors/libpagedllm_valkey.so.1" ]; then
+    connectors/install.sh "$connectors" "$prefix"
+else
+    echo "the KV stores are not installed ($connectors is missing): run 'make connectors' first" >&2
 fi
 
 # Wrappers as source. The host's build compiles or loads them.

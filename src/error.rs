@@ -58,6 +58,7 @@ pub struct Error {
     code: Code,
     message: Cow<'static, str>,
     prompt: Option<PromptLength>,
+    is_temporary: bool,
 }
 
 /// The numbers of an error about a prompt that is too long.
@@ -75,7 +76,17 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// Creates an error. Long messages are truncated.
     pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Error {
-        Error { code, message: shortened(message.into()), prompt: None }
+        Error { code, message: shortened(message.into()), prompt: None, is_temporary: false }
+    }
+
+    /// Creates a `Capacity` error of a call that can succeed later without a change.
+    pub fn full(message: impl Into<Cow<'static, str>>) -> Error {
+        Error { is_temporary: true, ..Error::new(Code::Capacity, message) }
+    }
+
+    /// Returns whether the same call can succeed later without a change of arguments or options.
+    pub fn is_temporary(&self) -> bool {
+        self.is_temporary || matches!(self.code, Code::Busy | Code::OutOfMemory)
     }
 
     /// Adds the numbers of a prompt that is too long.

@@ -17,9 +17,9 @@
  * standard library throws: std::bad_alloc, and std::system_error if generate_async cannot start a
  * thread.
  *
- * Ownership. Engine, Budget, Communicator, Queue, Outputs, Stream, Sequence and Pin are move-only
- * and free what they own. A moved-from object can be destroyed and assigned to. Its other calls
- * return Code::invalid_argument, and its ranges are empty.
+ * Ownership. Engine, Budget, Communicator, KvStore, Queue, Outputs, Stream, Sequence and Pin are
+ * move-only and free what they own. A moved-from object can be destroyed and assigned to. Its other
+ * calls return Code::invalid_argument, and its ranges are empty.
  *
  * Views. A std::string_view or Span argument needs to be valid only during the call. A returned
  * view is valid as long as its source: an Output as long as its Outputs, a ModelInfo as long as its
@@ -27,10 +27,10 @@
  *
  * Threads. Unless Options::host_steps is set, a thread of the engine steps it, and sleeps while
  * there is nothing to do. Any thread may call any function of an Engine, Budget, Queue or Sequence
- * at any time. Only one thread at a time may use a Stream, an Outputs or a Communicator. While a
- * call on an object is in progress, no thread may move, assign or destroy the object. A call on a
- * Sequence or a Pin is also a call on its engine. All of these objects can outlive their engine:
- * requests in progress end as aborted, and later calls return Code::closed.
+ * at any time. Only one thread at a time may use a Stream, an Outputs, a Communicator or a KvStore.
+ * While a call on an object is in progress, no thread may move, assign or destroy the object. A call
+ * on a Sequence or a Pin is also a call on its engine. All of these objects can outlive their
+ * engine: requests in progress end as aborted, and later calls return Code::closed.
  */
 
 #ifndef PAGEDLLM_HPP
@@ -109,6 +109,8 @@ struct Error {
     uint64_t prompt_tokens = 0;
     // max_model_len of the engine for which a prompt is too long. 0 for any other error.
     uint64_t max_model_len = 0;
+    // Whether the same call can succeed later without a change, for example when fewer requests wait.
+    bool is_temporary = false;
 };
 
 #ifdef __cpp_exceptions
@@ -119,18 +121,21 @@ public:
         : std::runtime_error(error.message),
           code_(error.code),
           prompt_tokens_(error.prompt_tokens),
-          max_model_len_(error.max_model_len) {}
+          max_model_len_(error.max_model_len),
+          is_temporary_(error.is_temporary) {}
 
     [[nodiscard]] Code code() const noexcept { return code_; }
 
-    // As Error::prompt_tokens and Error::max_model_len.
+    // As the fields of Error.
     [[nodiscard]] uint64_t prompt_tokens() const noexcept { return prompt_tokens_; }
     [[nodiscard]] uint64_t max_model_len() const noexcept { return max_model_len_; }
+    [[nodiscard]] bool is_temporary() const noexcept { return is_temporary_; }
 
 private:
     Code code_;
     uint64_t prompt_tokens_;
     uint64_t max_model_len_;
+    bool is_temporary_;
 };
 #endif
 
@@ -260,7 +265,7 @@ inline Status status(pllm_error *error) {
     if (!error) return {};
     Handle<pllm_error, pllm_error_free> owned(error);
     return Error{Code(pllm_error_code(error)), pllm_error_message(error), pllm_error_prompt_tokens(error),
-                 pllm_error_max_model_len(error)};
+                 pllm_error_max_model_len(error), pllm_error_is_temporary(error) != 0};
 }
 
 // Returns the struct that `fill` fills.
@@ -405,6 +410,47 @@ private:
     Owned owned_;
 };
 
+// ---- structs of functions -----------------------------------------------------------------------
+
+namespace detail {
+
+// A struct of functions that the library takes. It is closed if no call has taken it.
+template <class C>
+class Interface {
+public:
+    Interface(Interface &&other) noexcept : c_(other.c_), state_(std::exchange(other.state_, State::moved)) {}
+    Interface &operator=(Interface &&other) noexcept {
+        if (this != &other) {
+            close();
+            c_ = other.c_;
+            state_ = std::exchange(other.state_, State::moved);
+        }
+        return *this;
+    }
+    ~Interface() { close(); }
+
+    // Gives the struct to a call of the C API that has succeeded.
+    void release() noexcept { state_ = State::taken; }
+
+protected:
+    enum class State { owned, taken, moved };
+
+    explicit Interface(const C &c) noexcept : c_(c) {}
+
+    [[nodiscard]] const C &c() const noexcept { return c_; }
+    [[nodiscard]] State state() const noexcept { return state_; }
+
+private:
+    void close() noexcept {
+        if (state_ == State::owned && c_.close) c_.close(c_.user_data);
+    }
+
+    C c_;
+    State state_ = State::owned;
+};
+
+}  // namespace detail
+
 // ---- workers of several processes ---------------------------------------------------------------
 
 // A rank of a group whose ranks compute one model: rank 0 with Engine::create, each other rank with
@@ -417,7 +463,7 @@ private:
 //     options.tensor_parallel = 2;
 //     if (rank > 0) return pagedllm::run_worker(options).ok() ? 0 : 1;
 //     auto engine = pagedllm::Engine::create(options).value();
-class Communicator {
+class Communicator : public detail::Interface<pllm_communicator> {
 public:
     // Joins a group of processes, or threads, of this host, which communicate through shared
     // memory. Waits until all ranks have joined. Rank 0 creates the file at `path`, usually below
@@ -445,48 +491,70 @@ public:
     //     auto world = pagedllm::Communicator::adopt(mpi);
     [[nodiscard]] static Communicator adopt(const pllm_communicator &c) { return Communicator(c); }
 
-    Communicator(Communicator &&other) noexcept : c_(other.c_), state_(std::exchange(other.state_, State::moved)) {}
-    Communicator &operator=(Communicator &&other) noexcept {
-        if (this != &other) {
-            close();
-            c_ = other.c_;
-            state_ = std::exchange(other.state_, State::moved);
-        }
-        return *this;
-    }
-    ~Communicator() { close(); }
-
     // Number of this rank, below size.
-    [[nodiscard]] uint32_t rank() const noexcept { return c_.rank; }
+    [[nodiscard]] uint32_t rank() const noexcept { return c().rank; }
     // Number of ranks.
-    [[nodiscard]] uint32_t size() const noexcept { return c_.size; }
+    [[nodiscard]] uint32_t size() const noexcept { return c().size; }
 
     // Returns the C struct. A communicator that an engine or a worker has taken, or that has been
     // moved from, is an error.
     Result<const pllm_communicator *> named() const {
-        if (state_ == State::taken) {
+        if (state() == State::taken) {
             return Error{Code::invalid_argument, "the communicator is closed, or belongs to an engine or a worker; create another one"};
         }
-        if (state_ == State::moved) {
+        if (state() == State::moved) {
             return Error{Code::invalid_argument, "the communicator has been moved from; pass another communicator"};
         }
-        return &c_;
+        return &c();
     }
-
-    // Gives the communicator to a call of the C API that has succeeded.
-    void release() noexcept { state_ = State::taken; }
 
 private:
-    enum class State { owned, taken, moved };
+    explicit Communicator(const pllm_communicator &c) noexcept : Interface(c) {}
+};
 
-    explicit Communicator(const pllm_communicator &c) noexcept : c_(c) {}
+// ---- KV stores ----------------------------------------------------------------------------------
 
-    void close() noexcept {
-        if (state_ == State::owned && c_.close) c_.close(c_.user_data);
+// A store of KV blocks outside of the pool of an engine: on a disk, on another host. Engine::create
+// takes the store of Options::kv_store if it succeeds, and the engine then closes it. If it fails,
+// destroying the store closes it. Each engine needs a store of its own.
+//
+//     pllm_files_store_options files;
+//     pllm_files_store_options_init(&files, sizeof files);
+//     files.directory = "/var/cache/my-service/kv";
+//     auto store = pagedllm::KvStore::open(pllm_files_store_open, files).value();
+//     options.kv_store = &store;
+//     auto engine = pagedllm::Engine::create(options).value();
+class KvStore : public detail::Interface<pllm_kv_store> {
+public:
+    // Opens a store with the function of a connector, such as pllm_files_store_open or
+    // pllm_valkey_store_open, and its options.
+    template <class ConnectorOptions>
+    static Result<KvStore> open(int32_t (*connector)(const ConnectorOptions *, pllm_kv_store *, char *, uint64_t),
+                                const ConnectorOptions &options) {
+        pllm_kv_store c{};
+        c.struct_size = sizeof c;
+        char text[512] = "";
+        if (const int32_t code = connector(&options, &c, text, sizeof text); code != 0) return Error{Code(code), text};
+        return KvStore(c);
     }
 
-    pllm_communicator c_;
-    State state_ = State::owned;
+    // Takes ownership of a store of the host: its own struct of functions.
+    [[nodiscard]] static KvStore adopt(const pllm_kv_store &c) { return KvStore(c); }
+
+    // Returns the C struct. A store that an engine has taken, or that has been moved from, is an
+    // error.
+    Result<const pllm_kv_store *> named() const {
+        if (state() == State::taken) {
+            return Error{Code::invalid_argument, "the KV store belongs to another engine; open a store for each engine"};
+        }
+        if (state() == State::moved) {
+            return Error{Code::invalid_argument, "the KV store has been moved from; pass another store"};
+        }
+        return &c();
+    }
+
+private:
+    explicit KvStore(const pllm_kv_store &c) noexcept : Interface(c) {}
 };
 
 // ---- options and requests -----------------------------------------------------------------------
@@ -729,6 +797,22 @@ struct Options {
     // thread: the engine's own thread (Engine::start) is pinned, a thread of the program is not.
     // Empty (default): threads are not pinned.
     std::string cpus = {};
+    // Store of KV blocks outside of the pool. Null (default): none. A request first waits for the
+    // blocks of its prompt that the store has. Full blocks are written to the store. Needs the
+    // prefix cache. Each engine needs a store of its own. run_worker ignores it.
+    KvStore *kv_store = nullptr;
+    // Maximum number of bytes of the blocks that are read or written at a time. 0 (default):
+    // 268435456.
+    uint64_t kv_store_max_bytes = detail::engine_options_defaults().kv_store_max_bytes;
+    // Maximum number of operations in flight, at most 65536. 0 (default): 64.
+    uint32_t kv_store_max_operations = detail::engine_options_defaults().kv_store_max_operations;
+    // Time after which a request no longer waits for the store, at most 1 hour. If no block has
+    // arrived by then, requests do not wait for 8 times this time. 0 (default): 1 second.
+    std::chrono::milliseconds kv_store_timeout{detail::engine_options_defaults().kv_store_timeout_ms};
+    // Secret for the keys and checksums of the blocks (HMAC-SHA-256), at least 16 bytes, for a
+    // store that is not trusted. Only engines with the same secret share blocks. It is copied.
+    // Empty (default): none.
+    std::vector<uint8_t> kv_store_secret = {};
     // Maximum number of KV events that wait for Engine::poll_kv_events, at most 1048576. 0
     // (default): no events are recorded. 16384 suits most hosts. Needs the prefix cache. Events
     // take memory of the host: about 100 bytes and 4 for each token of a block, for each event and
@@ -1253,6 +1337,11 @@ struct COptions {
         native.weight_group = from.weight_group;
         set_optional_text(native.packed_path, native.packed_path_len, from.packed_path);
         set_optional_text(native.cpus, native.cpus_len, from.cpus);
+        set_handle(native.kv_store, from.kv_store, status);
+        native.kv_store_max_bytes = from.kv_store_max_bytes;
+        native.kv_store_max_operations = from.kv_store_max_operations;
+        set_milliseconds(native.kv_store_timeout_ms, from.kv_store_timeout, "kv_store_timeout", status);
+        set_array(native.kv_store_secret, native.kv_store_secret_len, from.kv_store_secret);
         native.kv_events_capacity = from.kv_events_capacity;
         set_handle(native.communicator, from.communicator, status);
         native.tensor_parallel = from.tensor_parallel;
@@ -1481,8 +1570,8 @@ auto load(const Options &options, Call call) -> decltype(call(std::declval<const
     ProgressCall progress(options);
     progress.install(*c);
     auto result = call(&*c);
-    progress.rethrow();
     if (result && options.communicator) options.communicator->release();
+    progress.rethrow();
     return result;
 }
 
@@ -2413,8 +2502,10 @@ public:
 
     // Loads a model and creates an engine for it.
     static Result<Engine> create(const Options &options) {
-        auto engine = detail::load(options, [](const pllm_engine_options *c) {
-            return detail::create<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(c, out); });
+        auto engine = detail::load(options, [&options](const pllm_engine_options *c) {
+            auto made = detail::create<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(c, out); });
+            if (made && options.kv_store) options.kv_store->release();
+            return made;
         });
         if (!engine) return engine.error();
         Engine created(std::move(*engine));

@@ -28,6 +28,12 @@
 // is Options.Communicator. Rank 0 opens the engine, and the others call [RunWorker]. A list of devices
 // in Options.Device divides the model within one process, without a communicator.
 //
+// # KV stores
+//
+// A [KVStore] keeps KV blocks on a disk or on another host, so that a prefix which one engine has
+// computed is a hit for others. [OpenFilesStore] and [OpenValkeyStore] load the libraries in
+// connectors of the repository. The store is Options.KVStore.
+//
 // # Defaults
 //
 // The zero value of each field selects the library's default. If 0 has a meaning of its own, the
@@ -39,8 +45,8 @@
 // Every error is an [*Error] with the library's message, except the error of a context that is
 // done. Distinguish kinds with errors.Is(err, pagedllm.ErrCapacity). An error in a request, an
 // option or a model never ends the process. If a prompt is too long, Error.PromptTokens and
-// Error.MaxModelLen have the numbers. [Engine.Healthy] returns the error that has stopped the
-// engine.
+// Error.MaxModelLen have the numbers. If the same call can succeed later, Error.IsTemporary is set.
+// [Engine.Healthy] returns the error that has stopped the engine.
 //
 // # Contexts
 //

@@ -16,6 +16,9 @@ type Error struct {
 	// PromptTokens is the number of tokens of a prompt that is too long, and MaxModelLen is the
 	// limit of the engine. Both are 0 for any other error.
 	PromptTokens, MaxModelLen int
+	// IsTemporary reports whether the same call can succeed later without a change, for example
+	// when fewer requests wait.
+	IsTemporary bool
 }
 
 func (e *Error) Error() string { return e.Code.Error() + ": " + e.Message }
@@ -41,6 +44,7 @@ func check(e *C.pllm_error) error {
 		Message:      C.GoString(C.pllm_error_message(e)),
 		PromptTokens: int(C.pllm_error_prompt_tokens(e)),
 		MaxModelLen:  int(C.pllm_error_max_model_len(e)),
+		IsTemporary:  C.pllm_error_is_temporary(e) != 0,
 	}
 }
 

@@ -70,7 +70,7 @@ func load[T any](ctx context.Context, options *Options, abandoned <-chan struct{
 
 func create(options *Options, state *loading) (*Engine, error) {
 	var engine *C.pllm_engine
-	err := options.take(func(c *C.pllm_engine_options) error {
+	err := options.create(func(c *C.pllm_engine_options) error {
 		return check(C.create_engine(c, (*C.load_state)(state), &engine))
 	})
 	if err != nil {

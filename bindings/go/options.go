@@ -21,6 +21,20 @@ func (o Options) Plan() (Plan, error) {
 	return plan, nil
 }
 
+// create makes a call that creates an engine, as take does, with the KV store. If the call succeeds,
+// the library has the store, too.
+func (o *Options) create(call func(*C.pllm_engine_options) error) error {
+	if o.KVStore == nil {
+		return o.take(call)
+	}
+	return o.KVStore.use(func(store *C.pllm_kv_store) error {
+		return o.take(func(options *C.pllm_engine_options) error {
+			options.kv_store = store
+			return call(options)
+		})
+	})
+}
+
 // take makes a call with the options as a C struct, including the communicator. If the call
 // succeeds, the library has the communicator.
 func (o *Options) take(call func(*C.pllm_engine_options) error) error {
@@ -38,7 +52,7 @@ func (o *Options) take(call func(*C.pllm_engine_options) error) error {
 	})
 }
 
-// use makes a call with the options as a C struct, without the communicator.
+// use makes a call with the options as a C struct, without the communicator and the KV store.
 func (o *Options) use(call func(*C.pllm_engine_options) error) error {
 	if version := C.pllm_abi_version(); version != C.PLLM_ABI_VERSION {
 		return &Error{Code: ErrUnsupported, Message: fmt.Sprintf("the library has ABI version %d (this package: %d); "+

@@ -138,6 +138,23 @@ type Options struct {
 	// for each byte of text, and up to 512 for each byte of a stretch of at most 2 MiB without a
 	// place to cut (docs/models.md).
 	MaxPromptBytes int64
+	// KVStore is the store of KV blocks outside of the pool. nil: none. A request first waits for
+	// the blocks of its prompt that the store has. Full blocks are written to the store. Needs the
+	// prefix cache. Each engine needs a store of its own. RunWorker ignores it.
+	KVStore *KVStore
+	// KVStoreMaxBytes is the maximum number of bytes of the blocks that are read or written at a
+	// time. 0: 268435456.
+	KVStoreMaxBytes int64
+	// KVStoreMaxOperations is the maximum number of operations in flight, at most 65536. 0: 64.
+	KVStoreMaxOperations int
+	// KVStoreTimeout is the time, in whole milliseconds, after which a request no longer waits for
+	// the store, at most 3600000. If no block has arrived by then, requests do not wait for 8 times
+	// this time. 0: 1 s.
+	KVStoreTimeout time.Duration
+	// KVStoreSecret is the secret for the keys and checksums of the blocks (HMAC-SHA-256), at least
+	// 16 bytes, for a store that is not trusted. Only engines with the same secret share blocks.
+	// nil: none.
+	KVStoreSecret []byte
 	// KVEventsCapacity is the maximum number of KV events that wait for Engine.PollKVEvents, at
 	// most 1048576. 0: no events are recorded. 16384 suits most hosts. Needs the prefix cache.
 	// Events take memory of the host: about 100 bytes and 4 for each token of a block, for each
@@ -208,6 +225,10 @@ func (o *Options) toC(args *arguments) *C.pllm_engine_options {
 	args.setText(&c.cpus, &c.cpus_len, o.CPUs)
 	args.setFloat(&c.memory_fraction, o.MemoryFraction)
 	args.setUint64(&c.max_prompt_bytes, "MaxPromptBytes", o.MaxPromptBytes)
+	args.setUint64(&c.kv_store_max_bytes, "KVStoreMaxBytes", o.KVStoreMaxBytes)
+	args.setUint32(&c.kv_store_max_operations, "KVStoreMaxOperations", o.KVStoreMaxOperations)
+	args.setMilliseconds32(&c.kv_store_timeout_ms, "KVStoreTimeout", o.KVStoreTimeout)
+	c.kv_store_secret, c.kv_store_secret_len = args.bytes(o.KVStoreSecret)
 	args.setUint64(&c.kv_events_capacity, "KVEventsCapacity", int64(o.KVEventsCapacity))
 	args.setUint32(&c.tensor_parallel, "TensorParallel", o.TensorParallel)
 	args.setUint32(&c.pipeline_parallel, "PipelineParallel", o.PipelineParallel)

@@ -1,6 +1,7 @@
 package pagedllm_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -222,6 +223,10 @@ func TestPredictAdmissionAddsNoRequest(t *testing.T) {
 	}
 	_, err := engine.Queue().Add(request)
 	wantMessage(t, err, pagedllm.ErrCapacity, "max_waiting_requests is 1")
+	var full *pagedllm.Error
+	if !errors.As(err, &full) || !full.IsTemporary {
+		t.Errorf("%+v is not temporary", err)
+	}
 	if stats := statsOf(t, engine); stats.AdmissionRejections != 1 {
 		t.Errorf("%+v", stats)
 	}

@@ -429,6 +429,7 @@ declare('error_code', i32, pointer);
 declare('error_message', 'str', pointer);
 declare('error_prompt_tokens', u64, pointer);
 declare('error_max_model_len', u64, pointer);
+declare('error_is_temporary', i32, pointer);
 declare('error_free', 'void', pointer);
 declare('budget_create', pointer, u64, u64, koffi.out(to(pointer)));
 declare('budget_free', 'void', pointer);

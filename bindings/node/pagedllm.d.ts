@@ -15,6 +15,8 @@ export class PagedllmError extends Error {
   readonly promptTokens: number | null;
   /** maxModelLen of the engine, if a prompt is too long for it. Else null. */
   readonly maxModelLen: number | null;
+  /** Whether the same call can succeed later without a change, for example when fewer requests wait. */
+  readonly isTemporary: boolean;
 }
 
 export interface OpenOptions extends Options {

@@ -37,6 +37,7 @@ function takenError(error) {
   const numbers = {
     promptTokens: lib.error_prompt_tokens(error) || null,
     maxModelLen: lib.error_max_model_len(error) || null,
+    isTemporary: lib.error_is_temporary(error) !== 0,
   };
   const taken = new PagedllmError(abi.codeOf(lib.error_code(error)), lib.error_message(error), numbers);
   lib.error_free(error);

@@ -15,12 +15,13 @@ function loadKoffi() {
 }
 
 class PagedllmError extends Error {
-  constructor(code, message, { promptTokens = null, maxModelLen = null } = {}) {
+  constructor(code, message, { promptTokens = null, maxModelLen = null, isTemporary = false } = {}) {
     super(message);
     this.name = 'PagedllmError';
     this.code = code;
     this.promptTokens = promptTokens;
     this.maxModelLen = maxModelLen;
+    this.isTemporary = isTemporary;
   }
 }
 

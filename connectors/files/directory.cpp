@@ -179,14 +179,36 @@ bool Directory::use(const std::string &name, int64_t time_ns) {
     return fstatat(fd(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-bool Directory::reserve(uint64_t bytes) {
+Reservation Directory::reserve(uint64_t bytes) {
     bytes = pages(bytes);
-    const uint64_t used = used_ + bytes, slack = max_bytes_ / SLACK;
-    if (used > max_bytes_ - slack || written_ - written_at_scan_ > slack) wake();
-    if (bytes > max_bytes_ || used > max_bytes_) return false;
-    used_ += bytes;
-    written_ += bytes;
-    return true;
+    const uint64_t slack = max_bytes_ / SLACK;
+    std::unique_lock lock(count_mutex_);
+    const uint64_t used = used_ + bytes;
+    const bool is_scan_due = used > max_bytes_ - slack || written_ - written_at_scan_ > slack;
+    const bool fits = bytes <= max_bytes_ && used <= max_bytes_;
+    if (fits) {
+        used_ = used;
+        written_ += bytes;
+        writing_ += bytes;
+    }
+    lock.unlock();
+    if (is_scan_due) wake();
+    return fits ? Reservation(*this, bytes) : Reservation();
+}
+
+Reservation &Reservation::operator=(Reservation &&other) noexcept {
+    std::swap(directory_, other.directory_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+}
+
+Reservation::~Reservation() {
+    if (directory_) directory_->end_write(bytes_);
+}
+
+void Directory::end_write(uint64_t bytes) {
+    std::lock_guard lock(count_mutex_);
+    writing_ -= bytes;
 }
 
 void Directory::on_write_error(int error) {
@@ -226,7 +248,10 @@ void Directory::run() {
 // Scans the directory, which other stores may have changed. If the budget is nearly exhausted,
 // evicts the least recently used values.
 void Directory::evict(bool is_disk_full) {
-    const uint64_t written = written_;
+    std::unique_lock lock(count_mutex_);
+    // A scan may see these writes or not, so they are counted in any case.
+    const uint64_t written = written_, writing = writing_;
+    lock.unlock();
     Scan first;
     scan(first, false);
     const uint64_t slack = max_bytes_ / SLACK;
@@ -246,8 +271,9 @@ void Directory::evict(bool is_disk_full) {
         scan(first, true);
         total = first.total;
     }
+    lock.lock();
     written_at_scan_ = written;
-    used_ = total + (written_ - written);
+    used_ = total + writing + (written_ - written);
 }
 
 void Directory::scan(Scan &scan, bool evicts) {

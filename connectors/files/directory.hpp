@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "connector.hpp"
 
@@ -35,6 +36,24 @@ private:
     int fd_;
 };
 
+class Directory;
+
+// The bytes of a value in the budget while it is written. Null: the budget does not allow it.
+class Reservation {
+public:
+    Reservation() = default;
+    Reservation(Directory &directory, uint64_t bytes) : directory_(&directory), bytes_(bytes) {}
+    Reservation(Reservation &&other) noexcept : directory_(std::exchange(other.directory_, nullptr)), bytes_(other.bytes_) {}
+    Reservation &operator=(Reservation &&other) noexcept;
+    ~Reservation();
+
+    explicit operator bool() const { return directory_ != nullptr; }
+
+private:
+    Directory *directory_ = nullptr;
+    uint64_t bytes_ = 0;
+};
+
 class Directory {
 public:
     // Opens the directory, or creates it. Throws Error.
@@ -53,14 +72,15 @@ public:
     bool use(const std::string &name, int64_t time_ns);
     static int64_t now_ns();
 
-    // Counts a value of `bytes` bytes before it is written. Returns false if the budget does not
-    // allow it, because values are written faster than they are evicted.
-    bool reserve(uint64_t bytes);
+    // Counts a value of `bytes` bytes before it is written. Returns null if the budget does not allow
+    // it, because values are written faster than they are evicted.
+    Reservation reserve(uint64_t bytes);
 
     // Makes the thread evict values, because the disk has no space. Ignores other errors.
     void on_write_error(int error);
 
 private:
+    friend class Reservation;
     struct Scan;
 
     void open_format(const std::string &path);
@@ -77,8 +97,12 @@ private:
     std::atomic<uint64_t> names_{0};
     std::string random_;
 
-    // Bytes of the last scan and of later writes, and bytes of all writes of this store.
-    std::atomic<uint64_t> used_{0}, written_{0}, written_at_scan_{0};
+    void end_write(uint64_t bytes);
+
+    std::mutex count_mutex_;  // protects the numbers in the next line
+    // Bytes of the last scan and of later writes, of all writes of this store, of its writes at the
+    // beginning of the last scan, and of the writes that have not ended.
+    uint64_t used_ = 0, written_ = 0, written_at_scan_ = 0, writing_ = 0;
     std::atomic<bool> is_disk_full_{false};
 
     std::mutex mutex_;

@@ -56,6 +56,7 @@ private:
         Job job;
         Stage stage;
         std::string name, temporary;
+        Reservation reservation;
         struct statx status;
         int results[LAST + 1];
         unsigned pending;  // entries whose result is missing
@@ -185,7 +186,8 @@ void UringRing::after_lookup(unsigned slot) {
         if (!fits) return finish(slot, PLLM_KV_DONE, s.status.stx_size);
     } else {
         if (fits) return finish(slot, PLLM_KV_DONE);
-        if (!directory_.reserve(s.job.len)) return finish(slot, PLLM_KV_FAILED);
+        s.reservation = directory_.reserve(s.job.len);
+        if (!s.reservation) return finish(slot, PLLM_KV_FAILED);
         s.temporary = directory_.temporary_name();
     }
     transfer(slot);
@@ -239,6 +241,7 @@ void UringRing::rename_or_remove(unsigned slot, Stage stage) {
 }
 
 void UringRing::finish(unsigned slot, uint32_t status, uint64_t bytes) {
+    slots_[slot].reservation = Reservation();
     completions_.add(slots_[slot].job.token, status, bytes);
     free_.push_back(slot);  // within the reserved memory
 }

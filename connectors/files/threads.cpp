@@ -196,7 +196,8 @@ void Threads::put(Job &job) {
     const bool has_value = fstatat(directory_.fd(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(status.st_mode) &&
                            static_cast<uint64_t>(status.st_size) == job.len;
     if (has_value) return completions_.add(job.token, PLLM_KV_DONE);
-    if (!directory_.reserve(job.len)) return completions_.add(job.token, PLLM_KV_FAILED);
+    const Reservation reservation = directory_.reserve(job.len);
+    if (!reservation) return completions_.add(job.token, PLLM_KV_FAILED);
     const int error = write(name, job);
     if (error != 0) directory_.on_write_error(error);
     completions_.add(job.token, error == 0 ? PLLM_KV_DONE : PLLM_KV_FAILED);

@@ -1,6 +1,8 @@
-// Divides a model among processes and asks it a question. Start one process for each rank; rank 0 prints
-// the answer.
+// Divides a model among devices or processes and asks it a question. Start one process for each rank;
+// rank 0 prints the answer.
 //
+// One process with several devices:
+//   parallel MODEL_DIR cuda:0,cuda:1
 // Processes of one host, which meet at a file:
 //   parallel MODEL_DIR TENSOR PIPELINE RANK /dev/shm/some-name
 // Processes of MPI (compiled with -DPAGEDLLM_MPI by mpicc, linked with bindings/mpi):
@@ -69,6 +71,13 @@ static void ask(pllm_engine *engine, const char *question) {
     printf("\n");
 }
 
+static void create_and_ask(const pllm_engine_options *options) {
+    pllm_engine *engine;
+    check(pllm_engine_create(options, &engine));
+    ask(engine, "What is the capital of France?");
+    pllm_engine_free(engine);
+}
+
 int main(int argc, char **argv) {
 #ifdef PAGEDLLM_MPI
     const int needed = 4;
@@ -78,14 +87,20 @@ int main(int argc, char **argv) {
 #else
     const int needed = 6;
 #endif
-    if (argc < needed) {
-        fprintf(stderr, "usage: %s MODEL_DIR TENSOR PIPELINE%s\n", argv[0], needed > 4 ? " RANK FILE" : "");
+    if (argc < needed && argc != 3) {
+        fprintf(stderr, "usage: %s MODEL_DIR DEVICES\n       %s MODEL_DIR TENSOR PIPELINE%s\n", argv[0], argv[0],
+                needed > 4 ? " RANK FILE" : "");
         return 2;
     }
     pllm_engine_options options;
     pllm_engine_options_init(&options, sizeof options);
     options.model_path = argv[1];
     options.threads = 1;
+    if (argc == 3) {
+        options.device = argv[2];
+        create_and_ask(&options);
+        return 0;
+    }
     options.tensor_parallel = (uint32_t)strtoul(argv[2], NULL, 10);
     options.pipeline_parallel = (uint32_t)strtoul(argv[3], NULL, 10);
     options.worker_timeout_ms = TIMEOUT_MS;
@@ -95,10 +110,7 @@ int main(int argc, char **argv) {
     if (world.rank > 0) {
         check(pllm_worker_run(&options));  // returns when rank 0 frees the engine
     } else {
-        pllm_engine *engine;
-        check(pllm_engine_create(&options, &engine));
-        ask(engine, "What is the capital of France?");
-        pllm_engine_free(engine);
+        create_and_ask(&options);
     }
 #ifdef PAGEDLLM_MPI
     MPI_Finalize();

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "../shared/utf8.hpp"
 #include "engine.hpp"
 #include "format.hpp"
 #include "options_generated.hpp"
@@ -49,7 +50,7 @@ static void set_prompt(Complete &complete) {
     complete.request.prompt = std::string_view(*complete.prompt);
 }
 
-static std::string token_text(const Engine &engine, uint32_t token) { return printable(engine.token_bytes(token).value()); }
+static std::string token_text(const Engine &engine, uint32_t token) { return utf8::printable(engine.token_bytes(token).value()); }
 
 // ---- text ----------------------------------------------------------------------------------------
 

@@ -1,7 +1,5 @@
 #include "format.hpp"
 
-#include <rapidjson/encodings.h>
-#include <rapidjson/memorystream.h>
 #include <rapidjson/writer.h>
 
 #include <algorithm>
@@ -36,28 +34,6 @@ std::string json_string(std::string_view text) {
     rapidjson::Writer<rapidjson::StringBuffer> writer(buffer);
     writer.String(text.empty() ? "" : text.data(), static_cast<rapidjson::SizeType>(text.size()));
     return {buffer.GetString(), buffer.GetSize()};
-}
-
-static bool is_utf8(std::string_view bytes) {
-    struct Nowhere {
-        void Put(char) {}
-    } nowhere;
-    rapidjson::MemoryStream stream(bytes.data(), bytes.size());
-    while (stream.Tell() < bytes.size()) {
-        if (!rapidjson::UTF8<>::Validate(stream, nowhere)) return false;
-    }
-    return stream.Tell() == bytes.size();  // a character that is cut off ends beyond the bytes
-}
-
-std::string printable(std::string_view bytes) {
-    if (is_utf8(bytes)) return std::string(bytes);
-    std::string text;
-    for (const char byte : bytes) {
-        char escape[5];
-        std::snprintf(escape, sizeof escape, "\\x%02x", static_cast<unsigned char>(byte));
-        text += escape;
-    }
-    return text;
 }
 
 // Returns the number of characters.

@@ -64,9 +64,6 @@ private:
 // Returns JSON text of a string, with its quotes. Bytes that are not UTF-8 are passed on.
 std::string json_string(std::string_view text);
 
-// Returns the text if it is UTF-8. Otherwise each byte is written as \x and two digits.
-std::string printable(std::string_view bytes);
-
 // Returns the rows of a table. `alignment` has l or r for each column: left or right.
 std::string table(std::string_view alignment, const std::vector<std::vector<std::string>> &rows);
 

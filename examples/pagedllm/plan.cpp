@@ -1,6 +1,7 @@
 // The commands plan and inspect: what an engine would need, and what a model is.
 #include <memory>
 
+#include "../shared/utf8.hpp"
 #include "engine.hpp"
 #include "format.hpp"
 #include "options_generated.hpp"
@@ -104,7 +105,7 @@ static void write_tokens(const Engine &engine, bool has_tokenizer, pagedllm::Spa
     json.begin_array();
     for (const uint32_t token : tokens) {
         json.begin_object().member("id", token);
-        if (has_tokenizer) json.member("text", printable(engine.token_bytes(token).value()));
+        if (has_tokenizer) json.member("text", utf8::printable(engine.token_bytes(token).value()));
         json.end_object();
     }
     json.end_array();
@@ -130,7 +131,7 @@ static std::string tokens_text(const Engine &engine, bool has_tokenizer, pagedll
     std::string text;
     for (const uint32_t token : tokens) {
         text += (text.empty() ? "" : ", ") + std::to_string(token);
-        if (has_tokenizer) text += " " + json_string(printable(engine.token_bytes(token).value()));
+        if (has_tokenizer) text += " " + json_string(utf8::printable(engine.token_bytes(token).value()));
     }
     return text.empty() ? "none" : text;
 }

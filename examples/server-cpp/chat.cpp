@@ -23,6 +23,14 @@ struct Response {
     std::vector<ToolCall> calls;
 };
 
+// Returns the end of a prompt, in which a parser looks for the beginning of the reasoning.
+static std::string_view tail_of(std::string_view prompt) {
+    size_t begin = prompt.size() > 256 ? prompt.size() - 256 : 0;
+    // The first bytes can be a part of a character.
+    while (begin < prompt.size() && (static_cast<unsigned char>(prompt[begin]) & 0xc0) == 0x80) begin++;
+    return prompt.substr(begin);
+}
+
 class Chat : public Generation {
 public:
     Chat(Model &model, const Parameters &parameters, const ChatRequest &body, ChatPrompt prompt, const Limits &limits)
@@ -36,13 +44,13 @@ public:
         request.sampling.top_logprobs = at_least("top_logprobs", body.top_logprobs, 0);
         const std::string format = only_calls_ ? "json" : model.format;
         Prompt rendered{prompt.render(model), {}};
+        const std::string tail(tail_of(rendered.text));
         request.add_special = false;  // the template has written them
-        if (format != "text") {
-            request.skip_special = false;  // special tokens mark the parts of a response
-            add_parsers(format, prompt, rendered.text, request.n);
-        }
+        if (format != "text") request.skip_special = false;  // special tokens mark the parts of a response
         start(std::move(request), {std::move(rendered)}, limits);
         has_calls_.resize(choices());
+        // Only after start has limited the number of choices and the length of the prompt.
+        if (format != "text") add_parsers(format, prompt, tail);
     }
 
     // The first event of each choice has the role.
@@ -59,8 +67,8 @@ public:
 private:
     // Applies the only constraint on the output.
     static void constrain(pagedllm::Request &request, const ChatRequest &body, const ChatPrompt &prompt);
-    // Adds a response parser for each choice.
-    void add_parsers(const std::string &format, const ChatPrompt &prompt, const std::string &rendered, uint32_t count);
+    // Adds a response parser for each choice. `tail` is the end of the rendered prompt.
+    void add_parsers(const std::string &format, const ChatPrompt &prompt, const std::string &tail);
     // Parses the text of an output, and calls `use` with each delta.
     template <class Use>
     void parse(const Output &output, Use use);
@@ -96,19 +104,11 @@ void Chat::constrain(pagedllm::Request &request, const ChatRequest &body, const 
     if (body.tool_choice.forced()) grammar = call_grammar(prompt.tools, body.tool_choice, !body.parallel_tool_calls);
 }
 
-// Returns the end of a prompt, in which a parser looks for the beginning of the reasoning.
-static std::string_view tail_of(std::string_view prompt) {
-    size_t begin = prompt.size() > 256 ? prompt.size() - 256 : 0;
-    // The first bytes can be a part of a character.
-    while (begin < prompt.size() && (static_cast<unsigned char>(prompt[begin]) & 0xc0) == 0x80) begin++;
-    return prompt.substr(begin);
-}
-
-void Chat::add_parsers(const std::string &format, const ChatPrompt &prompt, const std::string &rendered, uint32_t count) {
-    for (uint32_t i = 0; i < count; i++) {
+void Chat::add_parsers(const std::string &format, const ChatPrompt &prompt, const std::string &tail) {
+    for (size_t i = 0; i < choices(); i++) {
         std::string settings;
         JsonWriter json(settings);
-        json.begin_object().member("prompt", tail_of(rendered)).member("tool_call_id_prefix", new_id("call_") + "_");
+        json.begin_object().member("prompt", tail).member("tool_call_id_prefix", new_id("call_") + "_");
         if (!format.empty()) json.member("format", format);
         if (!prompt.tools.empty()) {
             json.key("tools");

@@ -2,20 +2,37 @@
 
 #include <new>
 
+#include "../shared/utf8.hpp"
 #include "json.hpp"
 
 namespace server {
 
 using pagedllm::Code;
 
-ApiError bad_request(std::string param, const std::string &message) {
+// Removes the middle of a long text. The beginning of a message is the problem, and the end is the
+// remedy.
+static std::string shorten(std::string_view text) {
+    constexpr size_t head = 600, tail = 200;
+    if (text.size() <= head + tail) return utf8::repaired(text);
+    const auto is_inner = [&](size_t i) { return (static_cast<unsigned char>(text[i]) & 0xc0) == 0x80; };
+    size_t end = head;
+    size_t begin = text.size() - tail;
+    // A character has at most three inner bytes.
+    for (int i = 0; i < 3 && is_inner(end); i++) end--;
+    for (int i = 0; i < 3 && is_inner(begin); i++) begin++;
+    return utf8::repaired(text.substr(0, end)) + " ... " + utf8::repaired(text.substr(begin));
+}
+
+ApiError::ApiError(unsigned status_code, const std::string &message) : std::runtime_error(shorten(message)), status(status_code) {}
+
+ApiError bad_request(const std::string &param, const std::string &message) {
     ApiError error(400, message);
-    error.param = std::move(param);
+    error.param = shorten(param);
     return error;
 }
 
-ApiError unsupported(std::string param, const std::string &message) {
-    ApiError error = bad_request(std::move(param), message);
+ApiError unsupported(const std::string &param, const std::string &message) {
+    ApiError error = bad_request(param, message);
     error.code = "unsupported_parameter";
     return error;
 }
@@ -26,8 +43,8 @@ ApiError unknown_parameter(const std::string &name) {
     return error;
 }
 
-ApiError too_many_requests(const std::string &message, std::chrono::milliseconds retry_after) {
-    ApiError error(429, message);
+ApiError try_later(unsigned status, const std::string &message, std::chrono::milliseconds retry_after) {
+    ApiError error(status, message);
     error.retry_after = std::max(retry_after, std::chrono::milliseconds(1000));
     return error;
 }
@@ -35,9 +52,9 @@ ApiError too_many_requests(const std::string &message, std::chrono::milliseconds
 static unsigned status_of(Code code) {
     switch (code) {
         case Code::invalid_argument:
-        case Code::unsupported: return 400;
+        case Code::unsupported:
+        case Code::capacity: return 400;  // a full engine, whose error is temporary: see Generation::add
         case Code::not_found: return 404;
-        case Code::capacity: return 429;
         case Code::out_of_memory:
         case Code::closed:
         case Code::busy:

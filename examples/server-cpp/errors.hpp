@@ -13,7 +13,8 @@ namespace server {
 // A refusal as the client sees it. It is thrown while a request is read, and never leaves the
 // handler of the request.
 struct ApiError : std::runtime_error {
-    ApiError(unsigned status_code, const std::string &message) : std::runtime_error(message), status(status_code) {}
+    // The message can repeat bytes of the client: a long one is shortened, and made valid UTF-8.
+    ApiError(unsigned status_code, const std::string &message);
 
     unsigned status;
     std::string code = {};   // of OpenAI, such as "model_not_found"; may be empty
@@ -23,14 +24,15 @@ struct ApiError : std::runtime_error {
     std::chrono::milliseconds retry_after{0};
 };
 
-ApiError bad_request(std::string param, const std::string &message);
+ApiError bad_request(const std::string &param, const std::string &message);
 
 // Refuses a member that the server knows but cannot honour.
-ApiError unsupported(std::string param, const std::string &message);
+ApiError unsupported(const std::string &param, const std::string &message);
 
 ApiError unknown_parameter(const std::string &name);
 
-ApiError too_many_requests(const std::string &message, std::chrono::milliseconds retry_after = std::chrono::seconds(1));
+// Refuses a request that can succeed later.
+ApiError try_later(unsigned status, const std::string &message, std::chrono::milliseconds retry_after = std::chrono::seconds(1));
 
 // Maps an error of the library.
 ApiError to_api_error(const pagedllm::Error &error);

@@ -48,6 +48,27 @@ static T parse_number(std::string_view text) {
     return static_cast<T>(number);
 }
 
+static float parse_fraction(const std::string &text) {
+    size_t end = 0;
+    const float fraction = std::stof(text, &end);
+    if (end != text.size()) throw invalid_argument("must be a number");
+    return fraction;
+}
+
+static boost::asio::ip::tcp::endpoint parse_address(std::string_view text) {
+    const size_t colon = text.rfind(':');
+    if (colon == std::string_view::npos) throw invalid_argument("must be such as 127.0.0.1:8080 or [::1]:8080");
+    std::string_view host = text.substr(0, colon);
+    if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);  // IPv6
+    text.remove_prefix(colon + 1);
+    const uint64_t port = take_number(text);
+    if (!text.empty() || port > UINT16_MAX) throw invalid_argument("the port must be 0 to 65535");
+    boost::system::error_code error;
+    const auto address = boost::asio::ip::make_address(std::string(host), error);
+    if (error) throw invalid_argument("\"" + std::string(host) + "\" is not an IP address");
+    return {address, static_cast<uint16_t>(port)};
+}
+
 static ModelFlag parse_model(const std::string &text) {
     if (const size_t equals = text.find('='); equals != std::string::npos) return {text.substr(0, equals), text.substr(equals + 1)};
     std::string name = text.substr(0, text.find_last_not_of('/') + 1);
@@ -93,13 +114,13 @@ static std::vector<Flag> all_flags(Flags &f) {
         {"model", "[NAME=]PATH of a model directory or GGUF file; repeat it for several models",
          [&f](const std::string &text) { f.models.push_back(parse_model(text)); }},
         {"format", "[NAME=]FORMAT of reasoning and tool calls, see docs/tools.md (default: that of the chat template)", add_format},
-        {"address", "IP:PORT to listen on (default 127.0.0.1:8080)", [&f](const std::string &text) { f.address = text; }},
+        {"address", "IP:PORT to listen on (default 127.0.0.1:8080)", [&f](const std::string &text) { f.address = parse_address(text); }},
         {"api-keys", "file with one API key in each line (default: the keys in $PAGEDLLM_API_KEYS)",
          [&f](const std::string &text) { f.server.keys = read_keys(text); }},
         {"kv-bytes", "size of the KV pools of all models together (default 1GiB)", size(f.kv_bytes)},
         {"device", "cpu (default) or cuda:0", [&f](const std::string &text) { f.engine.device = text; }},
         {"memory-fraction", "CUDA: fraction of the free device memory for the KV pool, instead of -kv-bytes",
-         [&f](const std::string &text) { f.engine.memory_fraction = std::stof(text); }},
+         [&f](const std::string &text) { f.engine.memory_fraction = parse_fraction(text); }},
         {"threads", "threads of each model (default: the CPUs divided by the models)", number(f.engine.threads)},
         {"max-model-len", "maximum length of a sequence in tokens (default: that of the model)", number(f.engine.max_model_len)},
         {"max-seqs", "maximum number of running sequences of each model (default 64)", number(f.engine.max_seqs)},
@@ -109,6 +130,8 @@ static std::vector<Flag> all_flags(Flags &f) {
         {"max-time", "time after which a request ends with the tokens it has; 0s: no limit (default 10m)",
          time(f.server.limits.max_time)},
         {"max-requests", "maximum number of requests in progress (default 2048)", number(f.server.max_requests)},
+        {"max-connections", "maximum number of open connections; further clients wait (default 4096)", number(f.server.max_connections)},
+        {"max-logprobs", "maximum number of alternatives for each token (default 20)", number(f.server.limits.max_logprobs)},
         {"max-results", "maximum number of sequences of one request (default 128)", number(f.server.limits.max_results)},
         {"max-body", "maximum size of a request (default 8MiB)", size(f.server.max_body)},
         {"max-bodies", "maximum size of all requests in progress together (default 256MiB)", size(f.server.max_bodies)},
@@ -117,6 +140,7 @@ static std::vector<Flag> all_flags(Flags &f) {
         {"write-timeout", "time within which a client must take each part of its answer (default 30s)", time(f.server.write_timeout)},
         {"idle-timeout", "time after which an idle connection is closed (default 2m)", time(f.server.idle_timeout)},
         {"keep-alive", "time after which a silent stream has a comment (default 15s)", time(f.server.keep_alive)},
+        {"drain", "time for which /health fails before the server accepts no more connections (default 5s)", time(f.server.drain)},
         {"grace", "time for the requests in progress when the server shuts down (default 30s)", time(f.server.grace)},
         {"workers", "threads that parse, tokenize and format requests (default 2)", number(f.workers)},
     };
@@ -135,8 +159,8 @@ static void check(Flags &f) {
         for (const ModelFlag &other : f.models) count += other.name == model.name;
         if (count > 1) throw invalid_argument("two models have the name " + model.name + "; name them: NAME=PATH");
     }
-    if (f.server.max_requests < 1 || f.server.limits.max_results < 1 || f.workers < 1) {
-        throw invalid_argument("-max-requests, -max-results and -workers must be positive");
+    if (f.server.max_connections < 1 || f.server.max_requests < 1 || f.server.limits.max_results < 1 || f.workers < 1) {
+        throw invalid_argument("-max-connections, -max-requests, -max-results and -workers must be positive");
     }
     for (const auto time : {f.server.header_timeout, f.server.read_timeout, f.server.write_timeout, f.server.idle_timeout, f.server.keep_alive}) {
         if (time.count() <= 0) throw invalid_argument("timeouts must be positive");

@@ -1,6 +1,7 @@
 // The flags of the program.
 #pragma once
 
+#include <boost/asio/ip/tcp.hpp>
 #include <map>
 #include <optional>
 #include <string>
@@ -17,7 +18,7 @@ struct ModelFlag {
 struct Flags {
     std::vector<ModelFlag> models;
     std::map<std::string, std::string> formats;  // by model; "": of models without their own
-    std::string address = "127.0.0.1:8080";
+    boost::asio::ip::tcp::endpoint address{boost::asio::ip::address_v4::loopback(), 8080};
     uint64_t kv_bytes = 1 << 30;
     pagedllm::Options engine;
     Options server;

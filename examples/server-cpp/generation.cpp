@@ -38,20 +38,81 @@ Generation::Generation(Model &model, Parameters parameters, const char *id_prefi
     event_begin_ = "data: " + head_;
 }
 
-void Generation::start(pagedllm::Request request, const std::vector<Prompt> &prompts, const Limits &limits) {
-    results_ = request.n;
-    size_t sequences = std::max(request.n, request.best_of);
-    if (request.beam) sequences = std::max<size_t>(sequences, request.beam->width);
-    if (sequences > static_cast<size_t>(limits.max_results) / prompts.size()) {
-        throw bad_request("n", std::to_string(prompts.size()) + " prompts have " + std::to_string(sequences) + " sequences each (limit " +
+static size_t sequences_of(const pagedllm::Request &request) {
+    const size_t samples = std::max(request.n, request.best_of);
+    return request.beam ? std::max<size_t>(samples, request.beam->width) : samples;
+}
+
+static void check_results(const pagedllm::Request &request, size_t prompts, const Limits &limits) {
+    const size_t sequences = sequences_of(request);
+    if (sequences > static_cast<size_t>(limits.max_results) / prompts) {
+        throw bad_request("n", std::to_string(prompts) + " prompts have " + std::to_string(sequences) + " sequences each (limit " +
                                    std::to_string(limits.max_results) + " in all); ask for fewer");
     }
+}
+
+// Maximum number of log probabilities of one request, and of all requests in progress. Each takes
+// about 150 bytes with its JSON.
+static constexpr int64_t max_logprobs = 4 << 20, max_all_logprobs = 4 * max_logprobs;
+
+void LogprobShare::take(const Limits &limits, int64_t count) {
+    if (count > max_logprobs) {
+        throw bad_request("logprobs", "the answer can have " + std::to_string(count) + " log probabilities (limit " +
+                                          std::to_string(max_logprobs) + "); lower max_tokens or the number of alternatives, or stream it");
+    }
+    all_ = limits.logprobs;
+    count_ = count;
+    if ((*all_ += count) > max_all_logprobs) {
+        throw try_later(429, "the requests in progress have too many log probabilities together (limit " +
+                                 std::to_string(max_all_logprobs) + "); try again later, lower max_tokens, or stream the answer");
+    }
+}
+
+// Returns the maximum number of log probabilities that an answer holds at once. A stream holds those
+// of its prompts, and all if it has only the best of several sequences.
+static int64_t logprobs_of(const pagedllm::Request &request, const std::vector<Prompt> &prompts, bool streams, uint64_t max_model_len) {
+    const pagedllm::Sampling &sampling = request.sampling;
+    const size_t sequences = sequences_of(request);
+    const bool holds_output = !streams || request.beam || sequences > request.n;
+    uint64_t count = 0;
+    for (const Prompt &prompt : prompts) {
+        // A text has at most one token for each byte, and special tokens around it.
+        uint64_t length = std::min<uint64_t>(prompt.tokens.empty() ? prompt.text.size() + 8 : prompt.tokens.size(), max_model_len);
+        if (request.truncate_prompt_tokens > 0) length = std::min<uint64_t>(length, request.truncate_prompt_tokens);
+        uint64_t output = holds_output ? std::min<uint64_t>(sampling.max_tokens.value_or(UINT32_MAX), max_model_len) : 0;
+        if (sampling.echo) output += length;
+        if (sampling.logprobs) count += sequences * output * (sampling.top_logprobs + 1ull);
+        if (sampling.prompt_logprobs) count += length * (sampling.prompt_top_logprobs + 1ull);
+    }
+    return static_cast<int64_t>(count);
+}
+
+static void check_alternatives(const pagedllm::Sampling &sampling, const Limits &limits) {
+    const uint32_t top = std::max(sampling.top_logprobs, sampling.prompt_top_logprobs);
+    if (top <= limits.max_logprobs) return;
+    throw bad_request("logprobs", "the request asks for " + std::to_string(top) + " log probabilities of each token (limit " +
+                                      std::to_string(limits.max_logprobs) + "); ask for fewer");
+}
+
+// The process has a descriptor again when a request has ended.
+template <class T>
+static T value_with_descriptor(pagedllm::Result<T> result) {
+    if (!result.ok() && result.error().code == pagedllm::Code::capacity) throw try_later(503, result.error().message);
+    return value_of(std::move(result));
+}
+
+void Generation::start(pagedllm::Request request, const std::vector<Prompt> &prompts, const Limits &limits) {
+    check_results(request, prompts.size(), limits);
+    check_alternatives(request.sampling, limits);
+    logprobs_held_.take(limits, logprobs_of(request, prompts, streams(), model_.max_model_len));
+    results_ = request.n;
     const bool has_limit = limits.max_time.count() > 0;
     if (has_limit && (request.deadline.count() == 0 || request.deadline > limits.max_time)) request.deadline = limits.max_time;
     if (!streams()) request.sampling.output_kind = pagedllm::OutputKind::final;
     open_ = choices_ = prompts.size() * results_;
     outputs_.resize(streams() ? 0 : choices_);
-    queue_ = value_of(model_.engine.create_queue(64 + choices_));
+    queue_ = value_with_descriptor(model_.engine.create_queue(64 + choices_));
+    event_fd_ = value_with_descriptor(queue_->event_fd());
     for (size_t i = 0; i < prompts.size(); i++) {
         request.user_data = i;
         request.prompt = prompts[i].view();
@@ -61,7 +122,7 @@ void Generation::start(pagedllm::Request request, const std::vector<Prompt> &pro
 
 static ApiError too_busy(const pagedllm::Admission &forecast) {
     const pagedllm::Seconds wait = forecast.first_token.value_or(pagedllm::Seconds(0));
-    return too_many_requests(std::to_string(forecast.waiting_requests) + " requests with " + std::to_string(forecast.waiting_tokens) +
+    return try_later(429, std::to_string(forecast.waiting_requests) + " requests with " + std::to_string(forecast.waiting_tokens) +
                                  " tokens are waiting; try again later",
                              std::chrono::duration_cast<std::chrono::milliseconds>(wait));
 }
@@ -74,17 +135,13 @@ void Generation::add(const pagedllm::Request &request, const Limits &limits) {
     }
     const pagedllm::Result<uint64_t> added = model_.engine.add(request, *queue_);
     if (added.ok()) return;
-    if (added.error().code != pagedllm::Code::capacity) throw to_api_error(added.error());
-    // The engine is full, or the request can never fit. The forecast distinguishes them.
+    const pagedllm::Error &error = added.error();
+    if (error.code != pagedllm::Code::capacity || !error.is_temporary) throw to_api_error(error);
     throw too_busy(predict(request));
 }
 
 pagedllm::Admission Generation::predict(const pagedllm::Request &request) const {
-    const pagedllm::Result<pagedllm::Admission> forecast = model_.engine.predict_admission(request, *queue_);
-    if (forecast.ok()) return *forecast;
-    ApiError error = to_api_error(forecast.error());
-    if (error.status == 429) error.status = 400;  // later, the request would fail again
-    throw error;
+    return value_of(model_.engine.predict_admission(request, *queue_));
 }
 
 void Generation::take(std::string &events) {
@@ -122,7 +179,9 @@ void Generation::count(const Output &output) {
     }
     const pagedllm::Seconds first = output.timing.first_token;
     if (first.count() > 0 && (first_token_.count() == 0 || first < first_token_)) first_token_ = first;
-    if (output.finish_reason == FinishReason::deadline && output.generated_tokens == 0 && !streams()) {
+    late_ += output.finish_reason == FinishReason::deadline && output.generated_tokens == 0;
+    // An answer has what there is.
+    if (late_ == choices_ && !streams()) {
         throw ApiError(504, "no token was generated before the deadline; try again later");
     }
 }

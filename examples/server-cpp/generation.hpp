@@ -1,6 +1,7 @@
 // The work of an engine for one HTTP request: its limits, its requests and their outputs.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,10 +25,32 @@ struct Model {
 struct Limits {
     // Maximum number of sequences: prompts, samples and beams.
     int64_t max_results = 128;
+    // Maximum number of alternatives for each token.
+    uint32_t max_logprobs = 20;
     // Longest acceptable forecast of the time to the first token. 0: no limit.
     std::chrono::milliseconds max_wait{0};
     // Time after which a request ends with the tokens it has. 0: no limit.
     std::chrono::milliseconds max_time{std::chrono::minutes(10)};
+    // Number of log probabilities of all requests in progress.
+    std::shared_ptr<std::atomic<int64_t>> logprobs = std::make_shared<std::atomic<int64_t>>(0);
+};
+
+// The share of a request in the log probabilities of the server, which its destruction gives back.
+class LogprobShare {
+public:
+    LogprobShare() = default;
+    ~LogprobShare() {
+        if (all_) *all_ -= count_;
+    }
+    LogprobShare(const LogprobShare &) = delete;
+    LogprobShare &operator=(const LogprobShare &) = delete;
+
+    // Throws ApiError if the request, or all requests together, have too many. Call it once.
+    void take(const Limits &limits, int64_t count);
+
+private:
+    std::shared_ptr<std::atomic<int64_t>> all_;
+    int64_t count_ = 0;
 };
 
 // A text or tokens.
@@ -59,7 +82,7 @@ public:
     Generation &operator=(const Generation &) = delete;
 
     // Returns a descriptor that is readable if take has something to do. The generation owns it.
-    [[nodiscard]] int event_fd() const { return value_of(queue_->event_fd()); }
+    [[nodiscard]] int event_fd() const { return event_fd_; }
 
     [[nodiscard]] bool streams() const { return parameters_.stream; }
     [[nodiscard]] bool ended() const { return open_ == 0; }
@@ -82,7 +105,7 @@ protected:
     // `object` is the type of the answer, such as "text_completion".
     Generation(Model &model, Parameters parameters, const char *id_prefix, const char *object);
 
-    // Adds one request for each prompt. If one is refused, none runs.
+    // Adds one request for each prompt, within the limits. If one is refused, none runs.
     void start(pagedllm::Request request, const std::vector<Prompt> &prompts, const Limits &limits);
 
     // Appends the events of an output.
@@ -93,10 +116,16 @@ protected:
     // Writes an event with one choice.
     template <class Write>
     void add_event(std::string &events, Write write) const {
-        events += event_begin_;
-        JsonWriter json(events);
-        write(json);
-        events += "]}\n\n";
+        const size_t size = events.size();
+        try {
+            events += event_begin_;
+            JsonWriter json(events);
+            write(json);
+            events += "]}\n\n";
+        } catch (...) {
+            events.resize(size);  // the event of the error follows
+            throw;
+        }
     }
 
     // Returns the index of the choice of an output: those of the first prompt come first.
@@ -116,12 +145,15 @@ private:
     [[nodiscard]] pagedllm::Admission predict(const pagedllm::Request &request) const;
     void count(const pagedllm::Output &output);
 
+    LogprobShare logprobs_held_;
     std::optional<pagedllm::Queue> queue_;
+    int event_fd_ = -1;
     std::string event_begin_;  // of each event, up to its choice
     std::string head_;         // of the answer, up to its choices
     size_t results_ = 1;       // of each prompt
     size_t choices_ = 0;
     size_t open_ = 0;  // sequences that have not ended
+    size_t late_ = 0;  // sequences that the deadline has ended before their first token
     Usage usage_;
     pagedllm::Seconds first_token_{0};
     // Without a stream: one output for each choice, and the memory to which they refer.

@@ -1,10 +1,9 @@
 #include "logprobs.hpp"
 
-#include <rapidjson/encodings.h>
-#include <rapidjson/memorystream.h>
-
 #include <cmath>
 #include <map>
+
+#include "../shared/utf8.hpp"
 
 namespace server {
 
@@ -12,28 +11,6 @@ using pagedllm::Engine;
 using pagedllm::Logprob;
 using pagedllm::Output;
 using pagedllm::Span;
-
-static bool is_utf8(std::string_view bytes) {
-    struct Nowhere {
-        void Put(char) {}
-    } nowhere;
-    rapidjson::MemoryStream stream(bytes.data(), bytes.size());
-    while (stream.Tell() < bytes.size()) {
-        if (!rapidjson::UTF8<>::Validate(stream, nowhere)) return false;
-    }
-    return stream.Tell() == bytes.size();  // a character that is cut off ends beyond the bytes
-}
-
-std::string printable(std::string_view bytes) {
-    if (is_utf8(bytes)) return std::string(bytes);
-    std::string text;
-    for (const char byte : bytes) {
-        char escape[5];
-        snprintf(escape, sizeof escape, "\\x%02x", static_cast<unsigned char>(byte));
-        text += escape;
-    }
-    return text;
-}
 
 // Replaces -Inf, which JSON lacks, by the value that OpenAI documents for unlikely tokens.
 static float finite(float logprob) { return std::max(logprob, -9999.0f); }
@@ -50,7 +27,7 @@ static void write_logprob(float logprob, JsonWriter &json) {
 // Writes {"token", "id", "bytes", "logprob", "top_logprobs"}.
 static void write_token(const Engine &engine, uint32_t token, float logprob, Span<const Logprob> top, JsonWriter &json) {
     const std::string bytes = value_of(engine.token_bytes(token));
-    json.begin_object().member("token", printable(bytes)).member("id", token);
+    json.begin_object().member("token", utf8::printable(bytes)).member("id", token);
     json.key("bytes").begin_array();
     for (const char byte : bytes) json.value(static_cast<uint32_t>(static_cast<unsigned char>(byte)));
     json.end_array();
@@ -65,7 +42,7 @@ static void write_candidates(const Engine &engine, Span<const Logprob> top, Json
     // Tokens with the same text have one member: the more probable one, which comes first.
     std::map<std::string, float> candidates;
     for (const Logprob &candidate : top) {
-        candidates.emplace(printable(value_of(engine.token_bytes(candidate.token))), finite(candidate.logprob));
+        candidates.emplace(utf8::printable(value_of(engine.token_bytes(candidate.token))), finite(candidate.logprob));
     }
     json.begin_object();
     for (const auto &[text, logprob] : candidates) json.member(text, logprob);
@@ -76,7 +53,7 @@ void write_completion_logprobs(const Engine &engine, const Output &output, bool 
     std::vector<std::string> bytes;
     for (const uint32_t token : output.tokens) bytes.push_back(value_of(engine.token_bytes(token)));
     json.begin_object().key("tokens").begin_array();
-    for (const std::string &token : bytes) json.value(printable(token));
+    for (const std::string &token : bytes) json.value(utf8::printable(token));
     json.end_array().key("token_logprobs").begin_array();
     for (size_t i = 0; i < bytes.size(); i++) write_logprob(i < output.logprobs.size() ? output.logprobs[i] : NAN, json);
     json.end_array().key("top_logprobs");

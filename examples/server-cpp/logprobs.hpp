@@ -1,16 +1,10 @@
 // Log probabilities in the forms of completions, chats and prompts.
 #pragma once
 
-#include <string>
-#include <string_view>
-
 #include "json.hpp"
 #include "pagedllm.hpp"
 
 namespace server {
-
-// Returns the bytes of a token as text, with escapes (\xe2) if they are not UTF-8.
-std::string printable(std::string_view bytes);
 
 // Writes columns. `top` is the number of most probable tokens, and `offset` the number of characters
 // before the output, which is updated.

@@ -23,7 +23,12 @@ using ErrorCode = boost::system::error_code;
 class Listener {
 public:
     Listener(asio::io_context &loop, Service &service, const Flags &flags)
-        : loop_(loop), service_(service), acceptor_(loop, endpoint_of(flags.address)), signals_(loop, SIGINT, SIGTERM), timer_(loop) {
+        : loop_(loop), service_(service), acceptor_(loop, flags.address), signals_(loop, SIGINT, SIGTERM), timer_(loop) {
+        service_.on_end = [this] {
+            if (!waits_for_end_) return;
+            waits_for_end_ = false;
+            accept();
+        };
         const tcp::endpoint local = acceptor_.local_endpoint();
         if (!local.address().is_loopback() && service.server.options().keys.empty()) {
             log_line("WARN", "the server has no API keys and is not limited to this machine; set -api-keys");
@@ -36,19 +41,15 @@ public:
         });
         accept();
     }
+    ~Listener() { service_.on_end = nullptr; }
+    Listener(const Listener &) = delete;
+    Listener &operator=(const Listener &) = delete;
 
 private:
-    static tcp::endpoint endpoint_of(const std::string &address) {
-        const size_t colon = address.rfind(':');
-        std::string host = address.substr(0, colon);
-        if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-            host = host.substr(1, host.size() - 2);  // IPv6
-        }
-        const unsigned long port = std::stoul(address.substr(colon + 1));
-        return {asio::ip::make_address(host), static_cast<unsigned short>(port)};
-    }
-
     void accept() {
+        if (!acceptor_.is_open()) return;
+        waits_for_end_ = service_.sessions.size() >= service_.server.options().max_connections;
+        if (waits_for_end_) return;
         acceptor_.async_accept([this](ErrorCode error, tcp::socket socket) {
             if (!acceptor_.is_open()) return;
             if (!error) {
@@ -57,8 +58,8 @@ private:
             }
             // Without descriptors, the next call would fail at once.
             log_line("WARN", "no connection was accepted", {{"error", error.message()}});
-            timer_.expires_after(std::chrono::milliseconds(100));
-            timer_.async_wait([this](ErrorCode cancelled) {
+            accept_timer_.expires_after(std::chrono::milliseconds(100));
+            accept_timer_.async_wait([this](ErrorCode cancelled) {
                 if (!cancelled) accept();
             });
         });
@@ -66,14 +67,23 @@ private:
 
     void shut_down() {
         const Options &options = service_.server.options();
-        log_line("INFO", "shutting down", {{"grace", std::to_string(options.grace.count()) + "ms"}});
+        log_line("INFO", "shutting down",
+                 {{"drain", std::to_string(options.drain.count()) + "ms"}, {"grace", std::to_string(options.grace.count()) + "ms"}});
         signals_.clear();  // a second signal ends the process
         service_.server.drain();
+        // Load balancers notice that /health fails, and choose another server.
+        timer_.expires_after(options.drain);
+        timer_.async_wait([this](ErrorCode error) {
+            if (!error) stop_listening();
+        });
+    }
+
+    void stop_listening() {
         service_.draining = true;
         ErrorCode ignored;
         acceptor_.close(ignored);
         for_each_session(&Session::drain);
-        timer_.expires_after(options.grace);
+        timer_.expires_after(service_.server.options().grace);
         timer_.async_wait([this](ErrorCode error) {
             if (!error) end_requests();
         });
@@ -109,6 +119,8 @@ private:
     asio::signal_set signals_;
     asio::steady_timer timer_;
     asio::steady_timer idle_{loop_};
+    asio::steady_timer accept_timer_{loop_};
+    bool waits_for_end_ = false;  // the end of a session allows another connection
 };
 
 // The KV pools of all models share one budget.
@@ -146,6 +158,7 @@ static void allow_many_descriptors() {
 static void run(Flags &flags) {
     allow_many_descriptors();
     std::signal(SIGPIPE, SIG_IGN);
+    flags.server.local_hosts_only = flags.address.address().is_loopback() && flags.server.keys.empty();
     Server server(open_models(flags), flags.server);
     asio::thread_pool workers(flags.workers);
     Service service{server, workers, {}};

@@ -1,5 +1,6 @@
 #include "server.hpp"
 
+#include <boost/asio/ip/address.hpp>
 #include <ctime>
 
 #include "chat.hpp"
@@ -35,14 +36,14 @@ Server::Server(std::vector<std::unique_ptr<Model>> models, Options options)
     : models_(std::move(models)),
       options_(std::move(options)),
       endpoints_{
-          {"/health", "GET", false, false, &Server::health},
-          {"/metrics", "GET", true, false, &Server::metrics},
-          {"/v1/models", "GET", true, false, &Server::list_models},
-          {"/v1/models/{name}", "GET", true, false, &Server::get_model},
-          {"/v1/completions", "POST", true, true, &Server::completions},
-          {"/v1/chat/completions", "POST", true, true, &Server::chat},
-          {"/tokenize", "POST", true, true, &Server::tokenize},
-          {"/detokenize", "POST", true, true, &Server::detokenize},
+          {"/health", "GET", false, false, true, &Server::health},
+          {"/metrics", "GET", true, false, false, &Server::metrics},
+          {"/v1/models", "GET", true, false, true, &Server::list_models},
+          {"/v1/models/{name}", "GET", true, false, true, &Server::get_model},
+          {"/v1/completions", "POST", true, true, false, &Server::completions},
+          {"/v1/chat/completions", "POST", true, true, false, &Server::chat},
+          {"/tokenize", "POST", true, true, false, &Server::tokenize},
+          {"/detokenize", "POST", true, true, false, &Server::detokenize},
       },
       created_(std::time(nullptr)) {}
 
@@ -65,18 +66,39 @@ static bool equal_in_constant_time(std::string_view given, std::string_view key)
     return difference == 0;
 }
 
+static void make_lower(std::string &text) {
+    for (char &c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+}
+
 // OpenAI sends the key as a bearer token, and Anthropic in x-api-key.
 static std::string_view key_of(const HttpRequest &request) {
     const std::string_view header = request.authorization;
     const size_t space = header.find(' ');
     std::string scheme(header.substr(0, std::min(space, header.size())));
-    for (char &c : scheme) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    make_lower(scheme);
     if (scheme != "bearer") return request.api_key;
     const size_t begin = header.find_first_not_of(' ', std::min(space, header.size()));
     return begin == std::string_view::npos ? std::string_view() : header.substr(begin);
 }
 
+// Returns whether a Host header names this machine. Clients of HTTP/1.0 send none.
+static bool is_local_host(std::string host) {
+    if (!host.empty() && host.front() == '[') {
+        host = host.substr(1, host.find(']') - 1);  // IPv6
+    } else {
+        host = host.substr(0, host.find(':'));
+    }
+    make_lower(host);
+    if (host.empty() || host == "localhost") return true;
+    boost::system::error_code error;
+    const auto address = boost::asio::ip::make_address(host, error);
+    return !error && address.is_loopback();
+}
+
 void Server::check(const Endpoint *endpoint, const HttpRequest &request) const {
+    if (options_.local_hosts_only && !is_local_host(request.host)) {
+        throw ApiError(403, "the Host header is \"" + request.host + "\"; send localhost, or set API keys");
+    }
     if (!endpoint) throw ApiError(404, "no endpoint has the path \"" + request.path + "\"");
     if (request.method != endpoint->method && !(endpoint->method == "GET" && request.method == "HEAD")) {
         ApiError error(405, "the method is " + request.method + "; send " + endpoint->method);
@@ -95,10 +117,10 @@ void Server::check(const Endpoint *endpoint, const HttpRequest &request) const {
 
 std::unique_ptr<Slot> Server::take_slot(uint64_t body_bytes) {
     if (requests_ >= options_.max_requests) {
-        throw too_many_requests("too many requests are in progress (limit " + std::to_string(options_.max_requests) + "); try again later");
+        throw try_later(429, "too many requests are in progress (limit " + std::to_string(options_.max_requests) + "); try again later");
     }
     if (bodies_ + body_bytes > options_.max_bodies) {
-        throw too_many_requests("the requests in progress are too large together (limit " + std::to_string(options_.max_bodies) +
+        throw try_later(429, "the requests in progress are too large together (limit " + std::to_string(options_.max_bodies) +
                                 " bytes); try again later");
     }
     return std::make_unique<Slot>(*this, body_bytes);
@@ -115,7 +137,8 @@ Reply Server::answer(const Endpoint &endpoint, const HttpRequest &request) noexc
 // A browser sends JSON to another origin only if that origin allows it, so that pages of other
 // origins cannot use a server on the loopback interface.
 static rapidjson::Document parse_body(const HttpRequest &request) {
-    const std::string type = request.content_type.substr(0, request.content_type.find_first_of("; "));
+    std::string type = request.content_type.substr(0, request.content_type.find_first_of("; \t"));
+    make_lower(type);
     if (type != "application/json") throw ApiError(415, "content type is \"" + request.content_type + "\"; send application/json");
     return parse_json(request.body);
 }

@@ -17,6 +17,11 @@ namespace server {
 struct Options {
     // Accepted API keys. Empty: every client is accepted.
     std::vector<std::string> keys;
+    // Refuses requests whose Host header does not name this machine. Otherwise, a page of another
+    // site could use a server without keys by DNS rebinding.
+    bool local_hosts_only = false;
+    // Maximum number of open connections. Further clients wait in the queue of the kernel.
+    size_t max_connections = 4096;
     // Maximum length of a body, and of the bodies of all requests in progress, in bytes.
     uint64_t max_body = 8 << 20;
     uint64_t max_bodies = 256 << 20;
@@ -29,6 +34,8 @@ struct Options {
     std::chrono::milliseconds idle_timeout{120'000};
     // Time after which a silent stream has a comment, so that proxies do not close the connection.
     std::chrono::milliseconds keep_alive{15'000};
+    // Time for which /health fails before the server accepts no more connections.
+    std::chrono::milliseconds drain{5'000};
     // Time for the requests in progress when the server shuts down.
     std::chrono::milliseconds grace{30'000};
     Limits limits;
@@ -36,7 +43,7 @@ struct Options {
 
 struct HttpRequest {
     std::string method, path;  // the path without its query, decoded
-    std::string content_type, authorization, api_key;
+    std::string host, content_type, authorization, api_key;
     std::string body;
 };
 
@@ -60,6 +67,8 @@ struct Endpoint {
     bool needs_key;
     // True if the requests count against max_requests and max_bodies.
     bool is_limited;
+    // True if the thread of the event loop answers, so that no other request delays the answer.
+    bool is_quick;
     Reply (Server::*answer)(const HttpRequest &request);
 };
 

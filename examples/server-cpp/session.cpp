@@ -15,6 +15,8 @@ namespace http = boost::beast::http;
 static constexpr uint32_t max_header = 32 << 10;
 // Bytes of further requests that are read while a request is in progress.
 static constexpr size_t max_pipelined = 64 << 10;
+// Maximum length of a body that no endpoint uses, in bytes.
+static constexpr uint64_t max_unused_body = 4 << 10;
 
 Session::Session(asio::ip::tcp::socket socket, Service &service)
     : socket_(std::move(socket)), service_(service), timer_(socket_.get_executor()), buffer_(max_pipelined) {
@@ -25,8 +27,10 @@ Session::Session(asio::ip::tcp::socket socket, Service &service)
 }
 
 Session::~Session() {
+    release_generation();
     service_.sessions.erase(this);
     service_.server.add_connections(-1);
+    if (service_.on_end) service_.on_end();
 }
 
 template <class Call>
@@ -60,6 +64,12 @@ void Session::run_on_worker(Work work) {
 }
 
 // ---- reading ------------------------------------------------------------------------------------
+
+// A client connects to send a request. Only between requests, a connection may be idle for longer.
+void Session::start() {
+    next_request();
+    if (state_ == State::idle) set_state(State::idle, service_.server.options().header_timeout);
+}
 
 void Session::next_request() {
     exchange_.reset();
@@ -131,6 +141,7 @@ void Session::on_header(ErrorCode error) {
     exchange.request.method = head.method_string().to_string();
     const std::string_view target = to_std(head.target());
     exchange.request.path = decoded(target.substr(0, target.find('?')));
+    exchange.request.host = head[http::field::host].to_string();
     exchange.request.content_type = head[http::field::content_type].to_string();
     exchange.request.authorization = head[http::field::authorization].to_string();
     exchange.request.api_key = head["X-Api-Key"].to_string();
@@ -145,10 +156,9 @@ void Session::on_header(ErrorCode error) {
             throw ApiError(is_long ? 431 : 400, "the request is not HTTP (" + error.message() + ")");
         }
         service_.server.check(exchange.endpoint, exchange.request);
-        const uint64_t limit = service_.server.options().max_body;
         const auto length = parser_->content_length();
         // A body of unknown length, or one that is refused by read_body, counts as the longest.
-        const uint64_t bytes = length ? std::min<uint64_t>(*length, limit) : parser_->chunked() ? limit : 0;
+        const uint64_t bytes = length ? std::min<uint64_t>(*length, body_limit()) : parser_->chunked() ? body_limit() : 0;
         if (exchange.endpoint->is_limited) exchange.slot = service_.server.take_slot(bytes);
         read_body();
     } catch (const ApiError &refusal) {
@@ -161,12 +171,16 @@ static ApiError too_large(uint64_t limit) {
     return ApiError(413, "the body is too large (limit " + std::to_string(limit) + " bytes); send a shorter request");
 }
 
+// Endpoints that need no body may have no key, and their bodies do not count against max_bodies.
+uint64_t Session::body_limit() const {
+    return exchange_->endpoint->is_limited ? service_.server.options().max_body : max_unused_body;
+}
+
 void Session::read_body() {
-    const Options &options = service_.server.options();
     const auto length = parser_->content_length();
-    if (length && *length > options.max_body) throw too_large(options.max_body);
-    parser_->body_limit(options.max_body);
-    set_state(State::body, options.read_timeout);
+    if (length && *length > body_limit()) throw too_large(body_limit());
+    parser_->body_limit(body_limit());
+    set_state(State::body, service_.server.options().read_timeout);
     const auto read = [this] {
         http::async_read(socket_, buffer_, *parser_, handler([this](ErrorCode error, size_t) { on_body(error); }));
     };
@@ -181,11 +195,12 @@ void Session::on_body(ErrorCode error) {
         const std::string limit = std::to_string(service_.server.options().read_timeout.count());
         return refuse(ApiError(408, "the body did not arrive in time (limit " + limit + " ms); send it at once"));
     }
-    if (error == http::error::body_limit) return refuse(too_large(service_.server.options().max_body));
+    if (error == http::error::body_limit) return refuse(too_large(body_limit()));
     if (error && is_malformed(error)) return refuse(bad_request("", "the body cannot be read (" + error.message() + ")"));
     if (error) return close();
     exchange_->request.body = std::move(parser_->get().body());
     watch_client();
+    if (exchange_->endpoint->is_quick) return write_reply(service_.server.answer(*exchange_->endpoint, exchange_->request));
     run_on_worker([&server = service_.server](Exchange &exchange) {
         Reply reply = server.answer(*exchange.endpoint, exchange.request);
         exchange.request.body = std::string();
@@ -289,13 +304,13 @@ void Session::refuse(const ApiError &error) { write_reply(Reply::from_error(erro
 // Ends a stream with an error.
 void Session::fail_stream(const ApiError &error) {
     exchange_->failed = true;
-    exchange_->reply.error = error.what();
+    exchange_->error = error.what();
     text_ += "data: " + error_object(error) + "\n\n";
     write_events();
 }
 
 void Session::write_reply(Reply reply) {
-    exchange_->reply.error = reply.error;
+    exchange_->error = reply.error;
     exchange_->logged_status = reply.status;
     response_.emplace(static_cast<http::status>(reply.status), exchange_->is_http_10 ? 10 : 11);
     response_->set(http::field::content_type, reply.content_type);
@@ -312,10 +327,15 @@ void Session::write_reply(Reply reply) {
 
 void Session::finish_exchange() {
     report();
-    if (outputs_) outputs_->release();  // the queue owns the descriptor
+    release_generation();
+    next_request();
+}
+
+// Aborts the requests of the generation that have not ended. Its queue owns the descriptor.
+void Session::release_generation() {
+    if (outputs_) outputs_->release();
     outputs_.reset();
     generation_.reset();
-    next_request();
 }
 
 // If the connection were closed while the client is sending, the client might not receive the
@@ -334,9 +354,7 @@ void Session::close() {
     if (closed_) return;
     closed_ = true;
     if (exchange_) report();
-    if (outputs_) outputs_->release();
-    outputs_.reset();
-    generation_.reset();  // aborts its requests
+    release_generation();
     timer_.cancel();
     ErrorCode ignored;
     socket_.close(ignored);
@@ -374,7 +392,7 @@ void Session::report() {
               {"prompt_tokens", std::to_string(usage.prompt_tokens)},
               {"completion_tokens", std::to_string(usage.completion_tokens)},
               {"first_token", milliseconds(generation_ ? generation_->first_token() : pagedllm::Seconds(0))},
-              {"error", exchange.reply.error}});
+              {"error", exchange.error}});
 }
 
 // ---- deadlines ----------------------------------------------------------------------------------
@@ -408,7 +426,7 @@ void Session::on_deadline() {
             return write_events();
         case State::body: return static_cast<void>(socket_.cancel());  // on_body refuses the request
         default:
-            if (state_ == State::writing && exchange_) exchange_->reply.error = "the client did not read in time";
+            if (state_ == State::writing && exchange_) exchange_->error = "the client did not read in time";
             return close();
     }
 }

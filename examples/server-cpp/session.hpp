@@ -8,6 +8,7 @@
 #include <boost/asio/thread_pool.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -26,6 +27,7 @@ struct Service {
     Server &server;
     boost::asio::thread_pool &workers;
     std::set<Session *> sessions;
+    std::function<void()> on_end = nullptr;  // called after the end of a session
     bool draining = false;  // no further request on a connection
     bool ending = false;    // no further output
 };
@@ -37,7 +39,7 @@ public:
     Session(boost::asio::ip::tcp::socket socket, Service &service);
     ~Session();
 
-    void start() { next_request(); }
+    void start();
     // Closes the connection after its current request.
     void drain();
     // Ends the current request with an error.
@@ -64,7 +66,8 @@ private:
         Clock::time_point begin = Clock::now();
         bool head_only = false;  // HEAD: the answer has no body
         bool is_http_10 = false;
-        Reply reply;
+        Reply reply;        // of a worker
+        std::string error;  // for the log
         unsigned logged_status = 499;  // the client has closed the connection
         bool failed = false;           // the stream has ended with an error
     };
@@ -84,6 +87,7 @@ private:
     void read_header();
     void on_header(ErrorCode error);
     void read_body();
+    [[nodiscard]] uint64_t body_limit() const;
     void on_body(ErrorCode error);
     void watch_client();
     void on_client(ErrorCode error, size_t bytes);
@@ -101,6 +105,7 @@ private:
 
     // Ending.
     void finish_exchange();
+    void release_generation();
     void linger();
     void close();
     void report();

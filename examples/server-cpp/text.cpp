@@ -1,7 +1,7 @@
 #include "text.hpp"
 
+#include "../shared/utf8.hpp"
 #include "chat_prompt.hpp"
-#include "logprobs.hpp"
 
 namespace server {
 
@@ -43,7 +43,7 @@ std::string answer_tokenize(const JsonValue &body, const FindModel &find_model) 
     json.end_array();
     if (request.return_token_strs) {
         json.key("token_strs").begin_array();
-        for (const uint32_t token : tokens) json.value(printable(value_of(model.engine.token_bytes(token))));
+        for (const uint32_t token : tokens) json.value(utf8::printable(value_of(model.engine.token_bytes(token))));
         json.end_array();
     }
     json.end_object();

@@ -1,19 +1,26 @@
 #include "trace.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <ctime>
 #include <random>
 #include <vector>
 
+#include "../shared/utf8.hpp"
+
 namespace server {
 
-static std::string quoted(const std::string &text) {
-    if (text.find_first_of(" =\"\\\n\r\t") == std::string::npos) return text;
+static bool is_control(char c) { return static_cast<unsigned char>(c) < ' ' || c == '\x7f'; }
+
+// A client must not be able to begin a line of the log, or to write to a terminal that shows it.
+static std::string quoted(const std::string &bytes) {
+    const std::string text = utf8::repaired(bytes);
+    if (text.find_first_of(" =\"\\") == std::string::npos && std::none_of(text.begin(), text.end(), is_control)) return text;
     std::string result = "\"";
     for (const char c : text) {
         if (c == '"' || c == '\\') result += '\\';
-        result += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
+        result += is_control(c) ? utf8::escape(c) : std::string(1, c);
     }
     return result + '"';
 }

@@ -33,6 +33,7 @@ type config struct {
 	drain          time.Duration
 	grace          time.Duration
 	traceEndpoint  string
+	kvEvents       kvEventsConfig
 }
 
 type namedPath struct{ name, path string }
@@ -57,6 +58,7 @@ func parseFlags(arguments []string) (*config, error) {
 	c.addEngineFlags(flags)
 	c.addLimits(flags)
 	c.addTimes(flags)
+	c.kvEvents.addFlags(flags)
 	if err := flags.Parse(arguments); err != nil {
 		return nil, err
 	}
@@ -167,6 +169,9 @@ func (c *config) check(rest []string) error {
 	case c.server.ReadTimeout <= 0 || c.server.WriteTimeout <= 0 || c.headerTimeout <= 0 ||
 		c.idleTimeout <= 0 || c.server.KeepAlive <= 0:
 		return errors.New("timeouts must be positive")
+	}
+	if err := c.kvEvents.check(len(c.models)); err != nil {
+		return err
 	}
 	for name := range c.formats {
 		if name != "" && !slices.ContainsFunc(c.models,

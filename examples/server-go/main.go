@@ -58,6 +58,11 @@ func run(config *config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	events, err := startKVEvents(models, config, log)
+	defer events.close()
+	if err != nil {
+		return err
+	}
 	// The address is taken after the models are loaded, so that no client connects too early.
 	listener, err := net.Listen("tcp", config.address)
 	if err != nil {
@@ -80,16 +85,7 @@ func run(config *config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	httpServer := &http.Server{
-		Handler:           handler.Handler(),
-		ReadHeaderTimeout: config.headerTimeout,
-		// The timeout for a body that no endpoint reads, as after an error. Endpoints that read the
-		// body set their own deadline, and streams have none.
-		ReadTimeout:    config.headerTimeout + options.ReadTimeout,
-		IdleTimeout:    config.idleTimeout,
-		MaxHeaderBytes: 32 << 10,
-		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-	}
+	httpServer := newHTTPServer(config, handler.Handler(), log)
 	served := make(chan error, 1)
 	go func() { served <- httpServer.Serve(limitConnections(listener, config.maxConnections)) }()
 	log.Info("listening on http://" + listener.Addr().String())
@@ -107,6 +103,19 @@ func run(config *config, log *slog.Logger) error {
 	case <-time.After(config.drain):
 	}
 	return shutDown(httpServer, models, config, log)
+}
+
+func newHTTPServer(config *config, handler http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: config.headerTimeout,
+		// The timeout for a body that no endpoint reads, as after an error. Endpoints that read the
+		// body set their own deadline, and streams have none.
+		ReadTimeout:    config.headerTimeout + config.server.ReadTimeout,
+		IdleTimeout:    config.idleTimeout,
+		MaxHeaderBytes: 32 << 10,
+		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
 }
 
 // shutDown accepts no more connections, waits for those in progress, and ends the rest.
@@ -133,6 +142,9 @@ func shutDown(httpServer *http.Server, models []*server.Model, config *config,
 func openModels(ctx context.Context, config *config, log *slog.Logger) (
 	models []*server.Model, err error) {
 	options := config.engine
+	if config.kvEvents.endpoint != "" {
+		options.KVEventsCapacity = kvEventsCapacity
+	}
 	if options.MemoryFraction == 0 {
 		if options.Budget, err = pagedllm.NewBudget(config.kvBytes, 0); err != nil {
 			return nil, err

@@ -47,6 +47,21 @@ func TestFlagsAreChecked(t *testing.T) {
 		"-model a/b=c -format b=c=hermes":         false,
 		"-model a/b=c/d -format d=hermes":         true,
 		"-h":                                      false,
+		"-model a -kv-events tcp://*:5557 -kv-events-replay tcp://[::1]:5558":    true,
+		"-model a -model b -kv-events tcp://*:5557 -kv-events-topic x@{model}":   true,
+		"-model a -model b -kv-events tcp://*:5557 -kv-events-topic x":           false,
+		"-model a -model b -kv-events tcp://*:1 -kv-events-replay tcp://*:65535": false,
+		"-model a -model b -kv-events tcp://*:1 -kv-events-replay tcp://*:65534": true,
+		"-model a -kv-events tcp://:5557":                                        false,
+		"-model a -kv-events tcp://localhost":                                    false,
+		"-model a -kv-events tcp://localhost:65536":                              false,
+		"-model a -kv-events 127.0.0.1:5557":                                     false,
+		"-model a -kv-events ipc:///tmp/events":                                  false,
+		"-model a -kv-events-replay tcp://*:5558":                                false,
+		"-model a -kv-events tcp://*:0 -kv-events-replay x":                      false,
+		"-model a -kv-events tcp://*:0 -kv-events-format json":                   false,
+		"-model a -kv-events tcp://*:0 -kv-events-hashes text":                   false,
+		"-model a -kv-events tcp://*:0 -kv-events-buffer 0":                      false,
 	} {
 		if _, err := parseFlags(strings.Fields(arguments)); (err == nil) != valid {
 			t.Errorf("%s: %v", arguments, err)

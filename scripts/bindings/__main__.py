@@ -19,8 +19,8 @@ LANGUAGES = [c_layout, command_line, cpp, go, java, node, python]
 
 def main():
     abi = Abi.read(ROOT / "bindings" / "abi.json")
-    # The structs of ctypes include that of communicators.
-    views = [(language, abi if language is c_layout else abi.without_interfaces(language is python)) for language in LANGUAGES]
+    # The structs of ctypes include those of communicators and KV stores.
+    views = [(language, abi if language in (c_layout, python) else abi.without_interfaces()) for language in LANGUAGES]
     files = {path: text for language, view in views for path, text in language.files(view, ROOT).items()}
     stale = [path for path, text in files.items() if not (ROOT / path).exists() or (ROOT / path).read_text() != text]
     if "--check" in sys.argv and stale:

@@ -6,8 +6,8 @@ import textwrap
 from typing import Dict, List, Optional
 
 NOTICE = "Generated from src/ffi by `make header`. Do not edit."
-# Options of an engine that need a struct of functions, which only hosts in C and C++ write.
-INTERFACE_OPTIONS = {"kv_store", "kv_store_max_bytes", "kv_store_max_operations", "kv_store_timeout_ms", "kv_store_secret"}
+# Options of KV stores, which the wrappers of C++, Go and Python have.
+KV_STORE_OPTIONS = {"kv_store", "kv_store_max_bytes", "kv_store_max_operations", "kv_store_timeout_ms", "kv_store_secret"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +129,9 @@ class Abi:
         names = re.findall(r"PLLM_\w+\*?", field.doc) if field.is_flags else []
         return [constant for constant in self.constants if constant.name in names or f"{constant.set}_*" in names]
 
-    def without_interfaces(self, has_communicators=False):
+    def without_interfaces(self):
         """The API without KV stores and communicators, whose functions are written in C."""
-        pattern = r"pllm_kv_(?!event|medium)" + ("" if has_communicators else "|pllm_communicator")
+        pattern = r"pllm_kv_(?!event|medium)|pllm_communicator"
         keep = lambda items: [item for item in items if not re.match(pattern, item.name.lower())]
         return Abi(keep(self.constants), keep(self.callbacks), keep(self.structs), keep(self.functions))
 

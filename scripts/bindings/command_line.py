@@ -5,7 +5,7 @@ generator until it has one of the two."""
 import re
 import textwrap
 
-from abi import INTERFACE_OPTIONS, NOTICE
+from abi import KV_STORE_OPTIONS, NOTICE
 from cpp import type_name, value_name
 
 PATH = "examples/pagedllm/options_generated.hpp"
@@ -24,7 +24,7 @@ OMITTED = {
     "pllm_engine_options.progress": "the progress bar",
     "pllm_engine_options.progress_data": "the progress bar",
     "pllm_engine_options.budget": "the tool has one engine",
-    **{f"pllm_engine_options.{name}": "needs code" for name in INTERFACE_OPTIONS},
+    **{f"pllm_engine_options.{name}": "needs code" for name in KV_STORE_OPTIONS},
     "pllm_engine_options.communicator": "the tool is one process",
     "pllm_engine_options.kv_events_capacity": "no command reads events",
     "pllm_sampling.output_kind": "the tool selects it",

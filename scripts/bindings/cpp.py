@@ -3,10 +3,10 @@
 import dataclasses
 import re
 
-from abi import INTERFACE_OPTIONS, NOTICE, wrapped
+from abi import NOTICE, wrapped
 
 FOLDER = "bindings/cpp/parts"
-PARTS = ["overview", "errors", "handles", "communicators", "options", "c_structs", "outputs", "queues", "sequences", "engine", "responses"]
+PARTS = ["overview", "errors", "handles", "interfaces", "communicators", "kv_stores", "options", "c_structs", "outputs", "queues", "sequences", "engine", "responses"]
 HEADING = f"// {NOTICE}\n// The hand-written parts of this file are in {FOLDER} of the repository.\n"
 
 # ---- names of the wrapper ------------------------------------------------------------------------
@@ -44,7 +44,7 @@ NUMBERS = {
 }
 
 # Fields without a member: the wrapper's functions set them, or another member covers them.
-HIDDEN = INTERFACE_OPTIONS | {
+HIDDEN = {
     "choices",
     "grammar_kind",
     "progress_data",
@@ -79,6 +79,9 @@ NOT_COMPLETED = {"request", "user_data", "index", "error_code", "error_message",
 DOCS = {
     "Options.communicator": "Connection with the other workers that compute the model. Its ranks are tensor_parallel * "
     "pipeline_parallel. Null (default): this engine computes the model with the devices of this process.",
+    "Options.kv_store": "Store of KV blocks outside of the pool. Null (default): none. A request first waits for the blocks of "
+    "its prompt that the store has. Full blocks are written to the store. Needs the prefix cache. Each engine needs a store of its "
+    "own. run_worker ignores it.",
     "Completion.text": "The whole text.",
     "Completion.tokens": "All tokens.",
     "Completion.finish_reason": "Reason of the end.",
@@ -113,6 +116,7 @@ PHRASES = [
     (r"Its pointers, except hook_data, need", "Its views need"),
     (r"Pointers are valid", "Its views are valid"),
     (r"See error and error_code", "See error_message and error_code"),
+    (r"at most 3600000\.(.*) 0 \(default\): 1000\.", r"at most 1 hour.\1 0 (default): 1 second."),
     (r"0 \(default\): 10,000\.", "0 (default): 10 seconds."),
     (r"0 \(default\): 60000\.", "0 (default): 60 seconds."),
     (r"priority of pllm_request first", "Request::priority first"),
@@ -176,6 +180,7 @@ class Member:
 SPECIAL = {
     "communicator": Member("communicator", "Communicator *", " = nullptr",
                            write="set_handle(native.communicator, from.communicator, status);", can_fail=True),
+    "kv_store": Member("kv_store", "KvStore *", " = nullptr", write="set_handle(native.kv_store, from.kv_store, status);", can_fail=True),
     "cache_salt": Member("cache_salt", "std::string_view", " = {}", write="set_salt(native, from.cache_salt);"),
     "grammar": Member("grammar", "Grammar", " = {}", write="set_grammar(native, choices, from.grammar);", storage="CStrings choices"),
     "progress": Member("progress", "std::function<bool(uint64_t done, uint64_t total)>", " = nullptr"),

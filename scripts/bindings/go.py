@@ -3,7 +3,7 @@ import dataclasses
 import re
 from typing import List
 
-from abi import INTERFACE_OPTIONS, NOTICE, wrapped
+from abi import NOTICE, wrapped
 
 # Go tools recognize a generated file by this form of the notice.
 HEAD = f'// Code generated{NOTICE.removeprefix("Generated").split(".")[0].replace("`", "")}. DO NOT EDIT.\n\npackage pagedllm\n'
@@ -36,7 +36,7 @@ TYPES = {
 
 # What a pointer to a struct is in Go, how it is converted, and functions for arrays.
 POINTED = {"pllm_sampling": "Sampling", "pllm_dry": "*DRY", "pllm_beam": "*Beam", "pllm_budget": "*Budget", "pllm_queue": "*Queue",
-           "pllm_communicator": "*Communicator"}
+           "pllm_communicator": "*Communicator", "pllm_kv_store": "*KVStore"}
 ARRAYS = {
     "u32": ("[]uint32", "tokens", "goTokens"), "u8": ("[]byte", "bytes", "goBytes"), "f32": ("[]float32", None, "goFloats"),
     "pllm_logit_bias": ("map[uint32]float64", "biases", None), "pllm_token_list": ("[][]uint32", "tokenLists", None),
@@ -122,7 +122,6 @@ SPECIAL = {
         "Progress, if not nil, reports the bytes of weights that have been read, out of total, from time to time and once at the end. "
         "It runs on the goroutine that called Open. To cancel the loading, cancel the context of Open."),
     "engine_options.progress_data": None,
-    **{f"engine_options.{name}": None for name in INTERFACE_OPTIONS},
     "request.queue": None, "request.logits_hook": None, "request.hook_data": None,
     "resume.queue": None, "resume.logits_hook": None, "resume.hook_data": None,
     "fork.n": None,
@@ -178,6 +177,11 @@ COMPLETION = {
 DOCS = {
     "engine_options.communicator": "Communicator is the connection with the other workers that compute the model. Its size is TensorParallel * "
                                    "PipelineParallel. nil: this engine computes the model with the devices of this process.",
+    "engine_options.kv_store": "KVStore is the store of KV blocks outside of the pool. nil: none. A request first waits for the blocks of its prompt "
+                               "that the store has. Full blocks are written to the store. Needs the prefix cache. Each engine needs a store of "
+                               "its own. RunWorker ignores it.",
+    "engine_options.kv_store_secret": "KVStoreSecret is the secret for the keys and checksums of the blocks (HMAC-SHA-256), at least 16 bytes, for a "
+                                      "store that is not trusted. Only engines with the same secret share blocks. nil: none.",
     "engine_options.queue_capacity": "QueueCapacity is the number of unread outputs at which the requests that write to a queue pause. "
                                      "0: 65536 for the engine's own queue, and 64 for the queue of each stream.",
     "sampling.max_tokens": "MaxTokens is the maximum number of generated tokens. 0: up to Options.MaxModelLen. See also PromptOnly.",
@@ -427,7 +431,7 @@ class Writer:
             return f"if {value} != nil {{\n\t{target} = C.uint64_t(*{value})\n\tc.flags |= C.{flag}\n}}"
         if field.name == "prompt":
             return "c.prompt, c.prompt_len, c.prompt_token_ids, c.prompt_token_ids_len = args.prompt(v.Prompt, v.PromptTokenIDs)"
-        if field.name == "prompt_token_ids" or field.target in ("pllm_budget", "pllm_queue", "pllm_communicator"):
+        if field.name == "prompt_token_ids" or field.target in ("pllm_budget", "pllm_queue", "pllm_communicator", "pllm_kv_store"):
             return ""  # prompt sets it, or the caller
         if field.role == "text":
             required = "NULL" not in field.doc

@@ -3,7 +3,7 @@
 import html
 import re
 
-from abi import INTERFACE_OPTIONS, NOTICE, camel, wrapped
+from abi import KV_STORE_OPTIONS, NOTICE, camel, wrapped
 from node import FLAG_NAMES, INVERTED, Node, interface, union
 
 FOLDER = "bindings/java/parts"
@@ -17,7 +17,7 @@ ENUMS = ["PLLM_E", "PLLM_DTYPE", "PLLM_ISA", "PLLM_WEIGHTS", "PLLM_PACKED", "PLL
          "PLLM_ALLOCATION", "PLLM_OUTPUT", "PLLM_EARLY_STOPPING", "PLLM_FINISH", "PLLM_STOP", "PLLM_KV_EVENT", "PLLM_KV_MEDIUM"]
 # Fields of options that the parts set, or that Java does not have.
 HIDDEN = {"progress", "progress_data", "queue", "budget", "logits_hook", "hook_data", "grammar_kind", "choices",
-          "communicator"} | INTERFACE_OPTIONS
+          "communicator"} | KV_STORE_OPTIONS
 # Hidden pointers whose places the parts need.
 PLACED = {"progress", "queue", "budget"}
 # Fields of results that the parts or another field cover.

@@ -3,7 +3,7 @@ of options and results, and their types."""
 import dataclasses
 import re
 
-from abi import INTERFACE_OPTIONS, NOTICE, camel, wrapped
+from abi import KV_STORE_OPTIONS, NOTICE, camel, wrapped
 
 # Types of sets whose name is not that of the set in camel case.
 UNIONS = {
@@ -31,7 +31,7 @@ REQUIRED = {("pllm_engine_options", "model_path")}
 
 # Fields that the methods of Engine fill or read, or that belong to another option.
 HIDDEN = {"progress", "progress_data", "budget", "queue", "sampling", "logits_hook", "hook_data", "grammar_kind",
-          "choices", "sequence_state", "error_code", "communicator"} | INTERFACE_OPTIONS
+          "choices", "sequence_state", "error_code", "communicator"} | KV_STORE_OPTIONS
 # Hidden fields that the interface has.
 SHOWN = {("pllm_engine_options", "budget"): "Budget", ("pllm_fork", "queue"): "Queue"}
 

@@ -6,9 +6,9 @@ import dataclasses
 import re
 import textwrap
 
-from abi import INTERFACE_OPTIONS, NOTICE
+from abi import NOTICE
 
-PARTS = ["intro", "enums", "results", "options", "library", "conversions", "handles", "queue", "budget", "communicator", "engine", "responses"]
+PARTS = ["intro", "enums", "results", "options", "library", "conversions", "handles", "queue", "budget", "kv_store", "communicator", "engine", "responses"]
 
 # The classes of results and options. The options of other structs are keywords of methods.
 RESULTS = {
@@ -34,9 +34,9 @@ FIRST = {
 # Names that differ from those of C.
 RENAMED = {"deadline_ms": "deadline", "len": "length", "PLLM_RESUME_CONTINUE": "continue_generation"}
 # Fields that Python combines with another field or does not have.
-HIDDEN = {"grammar_kind", "choices", "prompt_token_ids", "error_code", "sequence_state"} | INTERFACE_OPTIONS
+HIDDEN = {"grammar_kind", "choices", "prompt_token_ids", "error_code", "sequence_state"}
 # Structs that the library fills, or that have no options of their own.
-WITHOUT_OPTIONS = ["pllm_communicator"]
+WITHOUT_OPTIONS = ["pllm_communicator", "pllm_kv_store"]
 # Parameters that a part declares and passes itself.
 BY_HAND = {
     "pllm_engine_options": ["model_path", "progress"], "pllm_request": ["prompt", "sampling"], "pllm_fork": ["n"],
@@ -48,6 +48,8 @@ FORMS = {
     "cache_salt": ("Optional[Text]", "None", "_assign_text"),
     "deadline_ms": ("Optional[float]", "None", "_assign_deadline"),
     "grammar": ("Optional[Grammar]", "None", "_assign_grammar"),
+    "kv_store": ("Optional[KvStore]", "None", None),
+    "kv_store_secret": ("Optional[bytes]", "None", "_assign_text"),
     "logit_bias": ("Optional[Mapping[int, float]]", "None", "_assign_logit_bias"),
     "logits_hook": ("Optional[LogitsHook]", "None", None),
     "progress": ("Optional[Callable[[int, int], Any]]", "None", None),
@@ -76,6 +78,9 @@ NOT_OF_COMPLETION = ["error", "generated_tokens", "user_data"]
 TEXTS = {
     "pllm_engine_options.communicator": "Connection with the other workers that compute the model. Its size is tensor_parallel * "
                                         "pipeline_parallel. None: this engine computes the model with the devices of this process.",
+    "pllm_engine_options.kv_store": "Store of KV blocks outside of the pool. None: none. A request first waits for the blocks of its "
+                                    "prompt that the store has. Full blocks are written to the store. Needs the prefix cache. Each "
+                                    "engine needs a store of its own.",
     "PLLM_FINISH_ERROR": "The computation failed. See error.",
     "pllm_output.error": "The error, with FinishReason.ERROR, with FinishReason.ABORT if the engine was closed, and, with "
                          "FinishReason.NONE, if a change of an idle sequence failed.",

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::device::max_moves;
 use crate::backend::cpu::CpuBackend;
@@ -10,7 +11,7 @@ use crate::backend::cuda::CudaBackend;
 use crate::backend::{Backend, BatchSize};
 use crate::communicator::Communicator;
 use crate::communicator::local::Local;
-use crate::error::{Error, Result, try_format};
+use crate::error::{Code, Error, Result, try_format};
 use crate::executor::local::ModelExecutor;
 use crate::executor::parallel::{self, Group, Lead, ParallelExecutor, WorkerThreads};
 use crate::executor::warmup::WarmupLimits;
@@ -21,6 +22,7 @@ use crate::memory::plan::MemoryPlan;
 use crate::model::{GgufSource, KvPool, LoadProgress, ModelFiles, PackedReport, gguf};
 use crate::sys::float::StandardMode;
 use crate::text::Text;
+use crate::types::batch::Bounds;
 use crate::types::options::{Device, EngineOptions, Isa, KvDtype, ModelDefaults, WorkerOptions};
 use crate::types::parallel::WorkerPlace;
 
@@ -97,9 +99,9 @@ impl ModelInfo {
 
 /// The parts of a new engine.
 pub struct EngineParts {
-    pub info: ModelInfo,
-    pub text: Option<Text>,
-    pub executor: Box<dyn Executor>,
+    pub(super) info: ModelInfo,
+    pub(super) text: Option<Text>,
+    pub(super) executor: Box<dyn Executor>,
     /// The other workers, if there are any. They wait until `create` has been called.
     pub(super) lead: Option<Arc<Lead>>,
 }
@@ -125,11 +127,22 @@ impl EngineParts {
         options.validate()?;
         let mut ranks = Local::group(devices).into_iter().map(|rank| Arc::new(rank) as Arc<dyn Communicator>);
         let first = ranks.next();
+        let is_cancelled = Arc::new(AtomicBool::new(false));
         for world in ranks {
-            let options = options.for_device(world.rank())?;
-            threads.spawn(world, move |world| run_rank(&options, Some(world), &mut |_, _| true))?;
+            let (options, is_cancelled) = (options.for_device(world.rank())?, is_cancelled.clone());
+            threads.spawn(world, move |world| run_rank(&options, Some(world), &mut |_, _| !is_cancelled.load(Relaxed)))?;
         }
-        EngineParts::load_rank(&options.for_device(0)?, threads, first, progress)
+        let failure = threads.failure().clone();
+        let mut progress = |done, total| {
+            let continues = progress(done, total);
+            is_cancelled.store(!continues, Relaxed);
+            continues
+        };
+        EngineParts::load_rank(&options.for_device(0)?, threads, first, &mut progress).map_err(|error| match error.code() {
+            // Rank 0 may only know that another rank has ended.
+            Code::Internal => failure.get().unwrap_or(error),
+            _ => error,
+        })
     }
 
     /// Loads one device. `threads` are workers of this process, which are connected by `world`.
@@ -307,9 +320,10 @@ impl<B: Backend + 'static> LoadedPart<B> {
     }
 
     fn serve(self) -> Result<()> {
-        let MemoryPlan { max_blocks: blocks, block_size, kv_dtype: dtype, .. } = self.info.memory;
-        let pool = KvPool { blocks, block_size, dtype };
-        self.group.map_or(Ok(()), |(group, max)| parallel::serve(self.executor, &group, &max, pool))
+        let MemoryPlan { max_blocks: blocks, swap_blocks: host_blocks, block_size, max_model_len: max_len, .. } = self.info.memory;
+        let Some((group, max)) = self.group else { return Ok(()) };
+        let bounds = Bounds { blocks, host_blocks, block_size, groups: max.groups, max_len };
+        parallel::serve(self.executor, &group, &max, &bounds)
     }
 }
 

@@ -163,6 +163,8 @@ impl Engine {
     pub fn load(options: &EngineOptions, progress: LoadProgress) -> Result<Engine> {
         let parts = EngineParts::load_on_device(options, progress)?;
         let engine = parts.create(|info, text, executor| Engine::with_executor(options, info, text, executor))?;
+        // While the engine was created, other workers could not follow a change of the pool.
+        budget_client::answer_calls(&engine.core, &engine.shared);
         options.workers.adopt();
         Ok(engine)
     }

@@ -18,6 +18,10 @@ use crate::types::options::{BeamParams, Dry, MAX_PRIORITY, OutputKind, SamplingP
 use crate::types::timing::Timing;
 use crate::types::{RequestId, SeqId};
 
+/// Maximum number of tokens that the sequences of one request copy in one step, with the hashes of their
+/// blocks. It takes about 1 ms for each million.
+const MAX_COPIED_TOKENS: usize = 4 << 20;
+
 /// The parameters of a request. It owns its data, since the host may free those of the C struct
 /// after the call.
 #[derive(Clone)]
@@ -205,6 +209,7 @@ impl Engine {
         if start >= prompt.len() && start > 0 {
             return Err(Error::invalid(format!("prompt_logprobs_start is {start} and the prompt has {} tokens; lower it", prompt.len())));
         }
+        check_copies(prompt.len(), max_len, branching)?;
         self.check_space(prompt.len(), max_len, branching)?;
         Ok((prompt, max_len, branching))
     }
@@ -419,6 +424,24 @@ fn check_priority(priority: i32) -> Result<()> {
     match (-MAX_PRIORITY..=MAX_PRIORITY).contains(&priority) {
         true => Ok(()),
         false => Err(Error::invalid(format!("priority is {priority}; must be -{MAX_PRIORITY} to {MAX_PRIORITY}"))),
+    }
+}
+
+/// Checks the tokens that the sequences of a request copy in one step. Samples copy the prompt when it is
+/// complete. Beams copy each other at any length.
+fn check_copies(prompt: usize, max_len: usize, branching: Branching) -> Result<()> {
+    let (what, len) = match branching {
+        Branching::Samples(_) => ("samples of a prompt", prompt),
+        Branching::Beams(_) => ("beams", max_len),
+        Branching::One | Branching::Pin => return Ok(()),
+    };
+    let count = branching.max_members();
+    match count.saturating_mul(len) {
+        0..=MAX_COPIED_TOKENS => Ok(()),
+        copied => Err(Error::invalid(format!(
+            "{count} {what} of {len} tokens copy {copied} tokens in one step; must be at most {MAX_COPIED_TOKENS}, so lower n, or the \
+             width of pllm_beam"
+        ))),
     }
 }
 

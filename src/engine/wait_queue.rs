@@ -37,13 +37,13 @@ impl WaitingTotals {
             return Ok(());
         }
         if requests > limits.requests.saturating_sub(self.requests) {
-            return Err(Error::capacity(format!(
+            return Err(Error::full(format!(
                 "the waiting queue is full ({} requests, {requests} more, max_waiting_requests is {}); add the request later",
                 self.requests, limits.requests
             )));
         }
         if tokens > limits.tokens.saturating_sub(self.tokens) {
-            return Err(Error::capacity(format!(
+            return Err(Error::full(format!(
                 "the waiting queue is full ({} tokens, {tokens} more, max_waiting_tokens is {}); add the request later",
                 self.tokens, limits.tokens
             )));

@@ -71,10 +71,10 @@ pub unsafe extern "C" fn pllm_engine_plan(options: *const pllm_engine_options, o
 pub unsafe extern "C" fn pllm_engine_create(options: *const pllm_engine_options, out_engine: *mut *mut pllm_engine) -> *mut pllm_error {
     // SAFETY: the caller's contract.
     guard(|| unsafe {
-        not_null("out_engine", out_engine)?;
         let mut progress = pllm_engine_options::to_progress(options)?;
-        let engine = Engine::load(&pllm_engine_options::to_options_of_worker(options)?, &mut progress)?;
-        out_engine.write(pllm_engine::into_raw(engine));
+        let options = pllm_engine_options::to_options_of_worker(options)?;
+        let out = not_null("out_engine", out_engine).map_err(|error| Engine::refuse_options(&options.workers, error))?;
+        out.write(pllm_engine::into_raw(Engine::load(&options, &mut progress)?));
         Ok(())
     })
 }
@@ -86,8 +86,8 @@ pub unsafe extern "C" fn pllm_engine_create(options: *const pllm_engine_options,
 ///
 /// An error ends the engine, too: its calls return PLLM_E_INTERNAL.
 ///
-/// Errors: those of pllm_engine_create, on all ranks if one of them is refused its options or
-/// cannot load its part, or if rank 0 cannot create the engine;
+/// Errors: those of pllm_engine_create, on all ranks if the options of one rank are invalid,
+/// if it cannot load its part, or if rank 0 cannot create the engine;
 /// PLLM_E_INVALID_ARGUMENT if the communicator is NULL or has rank 0; PLLM_E_INTERNAL if another
 /// rank has ended or does not respond within worker_timeout_ms.
 #[must_use]

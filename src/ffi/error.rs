@@ -11,6 +11,7 @@ pub struct pllm_error {
     code: i32,
     message: Cow<'static, CStr>,
     prompt: Option<PromptLength>,
+    is_temporary: bool,
 }
 
 /// An argument is invalid: a value, a range, a text encoding.
@@ -50,11 +51,13 @@ static OUT_OF_MEMORY: pllm_error = pllm_error {
     code: PLLM_E_OUT_OF_MEMORY,
     message: Cow::Borrowed(c"the system refused an allocation; lower the budgets or free memory"),
     prompt: None,
+    is_temporary: true,
 };
 static BUSY: pllm_error = pllm_error {
     code: PLLM_E_BUSY,
     message: Cow::Borrowed(c"another thread, or the engine's own, is stepping this engine; step it from one thread at a time"),
     prompt: None,
+    is_temporary: true,
 };
 
 fn is_static(error: *const pllm_error) -> bool {
@@ -87,7 +90,7 @@ pub(super) fn into_raw(error: Error) -> *mut pllm_error {
         if place.is_null() {
             return (&raw const OUT_OF_MEMORY).cast_mut();
         }
-        place.write(pllm_error { code: error.code() as i32, message, prompt: error.prompt() });
+        place.write(pllm_error { code: error.code() as i32, message, prompt: error.prompt(), is_temporary: error.is_temporary() });
         place
     }
 }
@@ -123,6 +126,15 @@ pub unsafe extern "C" fn pllm_error_max_model_len(error: *const pllm_error) -> u
     unsafe { error.as_ref() }.and_then(|error| error.prompt).map_or(0, |prompt| prompt.max_model_len as u64)
 }
 
+/// Returns 1 if the same call can succeed later, without a change of its arguments or of the options:
+/// too many requests wait, a queue is full, other engines hold the budget, the engine is busy, or the
+/// system has no memory left. 0 for any other error, and for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pllm_error_is_temporary(error: *const pllm_error) -> i32 {
+    // SAFETY: the caller's contract.
+    unsafe { error.as_ref() }.is_some_and(|error| error.is_temporary).into()
+}
+
 /// Frees an error. NULL is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_error_free(error: *mut pllm_error) {
@@ -140,12 +152,13 @@ mod tests {
 
     #[test]
     fn errors_keep_code_and_message_and_static_errors_can_be_freed() {
-        for error in [Error::capacity("full: 3 of 3"), Error::out_of_memory(), Error::busy(), Error::io("a\0b")] {
+        let errors = [(Error::full("full: 3 of 3"), 1), (Error::out_of_memory(), 1), (Error::busy(), 1), (Error::capacity("a"), 0)];
+        for (error, is_temporary) in errors.into_iter().chain([(Error::io("a\0b"), 0)]) {
             let code = error.code() as i32;
             let raw = into_raw(error);
             // SAFETY: raw is a live error, freed once.
             unsafe {
-                assert_eq!(pllm_error_code(raw), code);
+                assert_eq!((pllm_error_code(raw), pllm_error_is_temporary(raw)), (code, is_temporary));
                 assert!(!CStr::from_ptr(pllm_error_message(raw)).is_empty());
                 pllm_error_free(raw);
             }

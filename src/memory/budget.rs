@@ -100,7 +100,7 @@ impl BudgetState {
         let user = self.user(id);
         let bytes = blocks as u64 * user.block;
         if bytes > user.min && bytes > user.final_bytes() && bytes > all.saturating_sub(theirs) {
-            return Err(Error::capacity(format!(
+            return Err(Error::full(format!(
                 "budget too small: the request may need {bytes} bytes of K and V at once (budget {all}, the other {} engines hold {theirs}); retry later, lower max_tokens or n, or raise the budget",
                 engines - 1
             )));

@@ -149,7 +149,7 @@ impl OutputSender {
         if unread < self.capacity.saturating_add(self.slack) {
             return Ok(());
         }
-        Err(Error::capacity(format!(
+        Err(Error::full(format!(
             "the output queue is full ({unread} outputs, its capacity is {}); poll it before adding requests",
             self.capacity
         )))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the connectors: each store alone, and with an engine.
+# Tests the connectors: each store alone, with an engine, and in examples/disaggregated.
 # usage: run.sh [none | address,undefined | thread]...     default: none
 # PAGEDLLM_LIB_DIR     where libpagedllm.so is; default: target/release of this repository
 # BUILD                where to build; default: build/connectors-tests of this repository
@@ -49,3 +49,5 @@ export PKG_CONFIG_PATH=$build/installed/lib/pkgconfig
 ${CC:-cc} -std=c11 "${warnings[@]}" "-I$root/include" $(pkg-config --cflags pagedllm_files pagedllm_valkey) "$here/engine.c" -o "$build/engine" \
     $(pkg-config --libs pagedllm_files pagedllm_valkey) -L"$lib" -lpagedllm -Wl,-rpath,"$build/installed/lib:$lib"
 "$here/with_engine.sh" "$build/engine" "$root/examples/model"
+
+CONNECTORS=$out PAGEDLLM_LIBRARY=$lib/libpagedllm.so python3 -B "$here/disaggregated_test.py"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # usage: run.sh TREE MODEL EXPECTED
 # Builds and runs programs against an installed tree in an empty folder: C and C++ with pkg-config,
-# C++ with CMake, Go, each shared and static; Python and Node.
+# C++ with CMake, Go, each shared and static; the KV stores with pkg-config and CMake; Python and Node.
 set -euo pipefail
 tree=$(cd "$1" && pwd) model=$(cd "$2" && pwd) expected=$(realpath "$3")
 examples=$(cd "$(dirname "$0")/../../examples" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-cp "$examples/c/hello.c" "$examples/cpp/hello.cpp" "$here/CMakeLists.txt" "$work/"
+cp "$here/../connectors/engine.c" "$examples/c/hello.c" "$examples/cpp/hello.cpp" "$here/CMakeLists.txt" "$work/"
 cp -r "$examples/go/hello" "$work/go"
 cd "$work"
 
@@ -29,6 +29,23 @@ cmake -S . -B cmake -DCMAKE_PREFIX_PATH="$tree" -DCMAKE_BUILD_TYPE=Release >/dev
 cmake --build cmake >/dev/null
 name="C++, CMake, shared"; check_output cmake/hello
 name="C++, CMake, static"; check_output cmake/hello_static
+
+# usage: check_stores ENGINE. A store in files has hits in the second process. Without a server, the other
+# store fails, and the engine computes the same.
+check_stores() {
+    local store=$work/store-$RANDOM output=$work/output
+    "$1" "$model" none > "$work/alone" 2>/dev/null
+    [ -s "$work/alone" ]
+    for run in "files $store" "files $store" "valkey $work/no-server"; do
+        "$1" "$model" $run > "$output" 2> "$work/statistics"
+        diff "$work/alone" "$output"
+        awk '{print $2, ($4 > 0)}' "$work/statistics"
+    done | diff - <(printf '%s\n' "0 0" "31 0" "0 1")
+    echo "consumer: $name has the expected hits"
+}
+stores="$(pkg-config --cflags --libs pagedllm_files pagedllm_valkey) $(pkg-config --cflags pagedllm)"
+name="KV stores, pkg-config"; cc -std=c11 engine.c -o engine $stores $shared; check_stores ./engine
+name="KV stores, CMake"; check_stores cmake/engine
 
 cd go
 cat > go.mod <<MOD

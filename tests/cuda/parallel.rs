@@ -99,9 +99,12 @@ fn options_for(model: &Path, device: &str) -> EngineOptions {
     }
 }
 
+/// The limit of waits that end an engine. Loading and steps of a busy machine are faster.
+const SHORT: Duration = Duration::from_secs(12);
+
 /// Options with small steps, and a short limit for waits.
 fn impatient(options: EngineOptions) -> EngineOptions {
-    let workers = WorkerOptions { timeout: Duration::from_secs(8), ..options.workers.clone() };
+    let workers = WorkerOptions { timeout: SHORT, ..options.workers.clone() };
     EngineOptions { workers, max_batch_tokens: 8, max_seqs: 2, ..options }
 }
 
@@ -109,6 +112,11 @@ fn impatient(options: EngineOptions) -> EngineOptions {
 fn patient(options: &EngineOptions) -> EngineOptions {
     let workers = WorkerOptions { timeout: PATIENCE, ..options.workers.clone() };
     EngineOptions { workers, ..options.clone() }
+}
+
+/// The error of a wait that has taken too long.
+fn not_responded() -> String {
+    format!("another worker has not responded for {SHORT:?}")
 }
 
 /// Runs something that must end long before the limit of patient options.
@@ -380,7 +388,7 @@ fn a_worker_that_hangs_ends_the_engine_after_the_timeout() {
     for division in [(2, 1), (1, 2)] {
         let options = impatient(model.divided("cuda:0,cuda:1", division.0, division.1));
         let fail = || cuda::shim().fail("nccl_exchange", 9, IN_PROGRESS);
-        assert_ends(nccl, &options, fail, &["another worker has not responded for 8s"]);
+        assert_ends(nccl, &options, fail, &[&not_responded()]);
     }
 }
 
@@ -426,7 +434,7 @@ fn a_first_exchange_that_hangs_is_an_error_after_the_timeout() {
     let model = Model::new(&llama());
     cuda::shim().fail("nccl_exchange", 1, IN_PROGRESS);
     let error = Engine::create(&impatient(model.options("cuda:0,cuda:1"))).err().unwrap();
-    assert!(error.message().contains("another worker has not responded for 8s") || error.message().contains("rank 1"), "{error}");
+    assert!(error.message().contains(&not_responded()) || error.message().contains("rank 1"), "{error}");
     assert_freed(nccl);
 }
 
@@ -455,8 +463,8 @@ fn workers_that_cannot_connect_are_an_error_on_all_ranks() {
     // One rank fails, and the other one waits for it in vain.
     cuda::shim().fail("ncclCommInitRank", 1, SYSTEM_ERROR);
     let error = at_once(|| Engine::create(&patient(&options)).err().unwrap());
-    let expected = ["internal error: NCCL failed to connect the workers: unhandled system error (2)", "internal error: rank 1 has ended"];
-    assert!(expected.contains(&error.message()), "{error}");
+    // The reason is that of the rank that has failed.
+    assert!(error.message().ends_with("NCCL failed to connect the workers: unhandled system error (2)"), "{error}");
     run(&Engine::create(&patient(&options)).unwrap(), [request(0, 5, 4)].into_iter()).unwrap();
 }
 
@@ -469,7 +477,7 @@ fn a_rank_that_never_comes_is_an_error_after_the_timeout() {
     options.workers.communicator = Some(CommunicatorHandle::new(Arc::new(ranks.remove(0))));
     let error = Engine::create(&options).err().unwrap();
     assert_eq!(error.code(), Code::Internal);
-    assert!(error.message().starts_with("internal error: rank 1 has sent nothing for 8."), "{error}");
+    assert!(error.message().starts_with(&format!("internal error: rank 1 has sent nothing for {}.", SHORT.as_secs())), "{error}");
 }
 
 #[test]

@@ -17,13 +17,11 @@ use serde::{Deserialize, Serialize};
 
 use super::support::cuda::{self, Nccl};
 use super::support::rank_process::RankProcess;
-use super::{Model, alone, answers, assert_freed, compare, impatient, llama, options_for, request, run};
+use super::{Model, SHORT, alone, answers, assert_freed, compare, impatient, llama, not_responded, options_for, request, run};
 
 const PLACE: &str = "PLLM_TEST_PLACE";
 /// Limit of waits that are not the subject of a test, also on a busy machine.
 const BOUND: Duration = Duration::from_secs(60);
-/// `worker_timeout_ms` of the engines that fail.
-const SHORT: Duration = Duration::from_secs(20);
 /// Requests that are unfinished at any time. Some of them wait.
 const REQUESTS: usize = 4;
 const DIVISIONS: [Division; 2] = [Division { tensor: 2, pipeline: 1 }, Division { tensor: 1, pipeline: 2 }];
@@ -176,7 +174,7 @@ fn a_killed_worker_process_ends_the_engine() {
     for division in DIVISIONS {
         let place = Place::engine(&model, division);
         let (_, error, _) = assert_ends(nccl, &place, |worker| worker.signal(libc::SIGKILL));
-        assert_eq!(error.code(), Code::Internal, "{error}");
+        assert!(error.code() == Code::Internal && !error.message().contains(&not_responded()), "{error}");
     }
 }
 
@@ -188,7 +186,7 @@ fn a_stopped_worker_process_ends_the_engine_after_the_timeout() {
         let place = Place::engine(&model, division);
         let (elapsed, error, stopped) = assert_ends(nccl, &place, |worker| worker.signal(libc::SIGSTOP));
         assert!(elapsed >= SHORT, "{elapsed:?}");
-        assert!(error.message().contains(&format!("another worker has not responded for {SHORT:?}")), "{error}");
+        assert!(error.message().contains(&not_responded()), "{error}");
         // If the worker continues, it notices the failure too.
         stopped.signal(libc::SIGCONT);
         let ended = stopped.end(BOUND);

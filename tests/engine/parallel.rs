@@ -244,6 +244,36 @@ fn all_workers_free_the_blocks_that_a_budget_takes_back() {
     }
 }
 
+/// The pool is smaller than its maximum from the start: because of the budget, or of another engine.
+#[test]
+fn all_workers_have_the_pool_that_a_budget_grants_at_the_start() {
+    let model = Model::new();
+    let options = model.options(400);
+    let alone = generate(&Team::new(&options, ALONE), true);
+    let list = EngineOptions { device: "cpu,cpu".into(), ..options.clone() };
+    for (division, options) in DIVISIONS.into_iter().map(|division| (division, &options)).chain([(ALONE, &list)]) {
+        let workers = WorkerOptions { division, ..Default::default() };
+        let block_bytes = Engine::plan(&EngineOptions { workers, kv_bytes: None, ..options.clone() }).unwrap().block_bytes;
+        let all = EngineOptions { kv_bytes: Some(400 * block_bytes), ..options.clone() };
+        let with_budget = |bytes| {
+            let budget = MemoryBudget::new(bytes * block_bytes, 400 * block_bytes).unwrap();
+            EngineOptions { kv_bytes: None, budget: Some(budget), ..options.clone() }
+        };
+        let team = Team::with_first(&with_budget(60), &all, division);
+        let blocks = team.engine.stats().blocks_total;
+        assert!(blocks <= 60, "{division:?}: {blocks} blocks");
+        assert_near(&generate(&team, true), &alone, &format!("{division:?}"));
+        team.end();
+
+        let shared = with_budget(400);
+        let other = Engine::create(&EngineOptions { device: "cpu".into(), ..shared.clone() }).unwrap();
+        let team = Team::with_first(&shared, &all, division);
+        assert_near(&generate(&team, true), &alone, &format!("{division:?} beside another engine"));
+        team.end();
+        drop(other);
+    }
+}
+
 #[test]
 fn all_workers_swap_and_recompute_the_same_blocks() {
     let model = Model::new();

@@ -52,6 +52,27 @@ fn scripted(vocab: usize, script: impl FnMut(u32, u32, &mut [f32]) -> Result<()>
     Engine::with_executor(&EngineOptions::default(), info(vocab, 64), None, executor).unwrap()
 }
 
+#[test]
+fn samples_that_would_copy_too_many_tokens_in_one_step_are_refused() {
+    let executor = Box::new(Scripted { vocab: 10, logits: Vec::new(), script: Box::new(|_, _, _| Ok(())) });
+    let options = EngineOptions { max_seqs: 256, ..EngineOptions::default() };
+    let info = support::model_info(10, 1 << 20, 1 << 17, vec![EOS]);
+    let engine = Engine::with_executor(&options, info, None, executor).unwrap();
+    let add = |prompt: usize, n: u32, beam: Option<BeamParams>| {
+        let sampling = SamplingParams { max_tokens: Some(1 << 15), ..SamplingParams::default() };
+        engine.add_request(Request { n, beam, ..Request::new(Prompt::Tokens(vec![1; prompt]), sampling) })
+    };
+    let limit = "must be at most 4194304, so lower n, or the width of pllm_beam";
+    // As many as the limit, and one token more.
+    engine.abort(add(1 << 15, 128, None).unwrap()).unwrap();
+    let error = add((1 << 15) + 1, 128, None).unwrap_err();
+    assert_eq!(error.message(), format!("128 samples of a prompt of 32769 tokens copy 4194432 tokens in one step; {limit}"));
+    let width = |width| Some(BeamParams { width, ..BeamParams::default() });
+    engine.abort(add(1 << 15, 64, width(64)).unwrap()).unwrap();
+    let error = add((1 << 15) + 1, 1, width(64)).unwrap_err();
+    assert_eq!(error.message(), format!("64 beams of 65537 tokens copy 4194368 tokens in one step; {limit}"));
+}
+
 /// Creates an engine whose next token is the last one plus one.
 fn counting() -> Engine {
     scripted(100, |token, _, logits| {

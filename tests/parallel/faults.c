@@ -1,10 +1,13 @@
 // One of two ranks, of which the test ends, stops or limits one.
-// usage: faults MODEL_DIR RANK FILE TIMEOUT_MS
+// usage: faults MODEL_DIR RANK FILE TIMEOUT_MS [KIB]
+// KIB is the memory that the process may map after it has joined the group.
 // Rank 0 prints "ready" before its first step, generates until a step fails, and then checks that the
 // process can still serve. Both ranks print how they end.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "pagedllm.h"
 
@@ -74,6 +77,17 @@ static void serve_alone(const char *model) {
     pllm_engine_free(engine);
 }
 
+// Limits the address space to its present size and some more memory.
+static void limit_memory(uint64_t more) {
+    unsigned long long pages = 0;
+    FILE *statm = fopen("/proc/self/statm", "r");
+    if (!statm || fscanf(statm, "%llu", &pages) != 1) exit(2);
+    fclose(statm);
+    struct rlimit limit = {.rlim_max = RLIM_INFINITY};
+    limit.rlim_cur = pages * (uint64_t)sysconf(_SC_PAGESIZE) + more;
+    if (setrlimit(RLIMIT_AS, &limit)) exit(2);
+}
+
 int main(int argc, char **argv) {
     if (argc < 5) return 2;
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -81,6 +95,7 @@ int main(int argc, char **argv) {
     uint64_t timeout_ms = strtoull(argv[4], NULL, 10);
     pllm_communicator world = {.struct_size = sizeof world};
     must(pllm_communicator_shared_memory(argv[3], rank, 2, timeout_ms, &world));
+    if (argc > 5) limit_memory(strtoull(argv[5], NULL, 10) << 10);
     pllm_engine_options options = options_for(argv[1]);
     options.communicator = &world, options.tensor_parallel = 2, options.worker_timeout_ms = timeout_ms;
     if (rank > 0) {

@@ -30,6 +30,10 @@ await() {
 
 has() { grep -q "$2" "$1" || fail "no \"$2\" in $1"; }
 
+answer=$("$out/parallel" "$model" cpu,cpu 2>"$work/0.log") || fail "a list of devices failed"
+[ "$answer" = "$expected" ] || fail "a list of devices answered \"$answer\""
+echo "one process, cpu,cpu: $answer"
+
 for division in "2 1" "4 1" "1 2" "2 2"; do
     read -r tensor pipeline <<<"$division"
     for ((rank = 1; rank < tensor * pipeline; rank++)); do
@@ -41,12 +45,12 @@ for division in "2 1" "4 1" "1 2" "2 2"; do
     echo "$tensor x $pipeline processes: $answer"
 done
 
-# Starts both ranks. The ids are in $engine and $worker.
+# Starts both ranks: start TIMEOUT_MS [KIB], the memory of the worker. The ids are in $engine and $worker.
 start() {
     rm -f "$work"/*.log
     "$out/faults" "$model" 0 "$group" "$1" >"$work/engine.log" 2>&1 &
     engine=$!
-    (ulimit -v "${2:-unlimited}" && exec "$out/faults" "$model" 1 "$group" "$1") >"$work/worker.log" 2>&1 &
+    "$out/faults" "$model" 1 "$group" "$@" >"$work/worker.log" 2>&1 &
     worker=$!
 }
 
@@ -64,6 +68,7 @@ await "$work/engine.log" ready
 kill -STOP "$worker"
 wait "$engine" || fail "the engine did not survive a worker that hangs"
 kill -9 "$worker"
+has "$work/engine.log" "rank 1 has not done its part within"
 has "$work/engine.log" "code 9, finish 4"
 has "$work/engine.log" "alive, and alone: finish 2"
 echo "a worker that hangs: $(grep "step failed" "$work/engine.log")"
@@ -76,8 +81,8 @@ code=0 && wait "$worker" || code=$?
 has "$work/worker.log" "refused 9: .*rank 0 has ended"
 echo "a killed engine: $(grep refused "$work/worker.log")"
 
-# Enough to start, and too little for the weights.
-start 60000 52000
+# Too little for the weights.
+start 60000 1000
 await "$work/engine.log" "ready\|refused"
 has "$work/engine.log" refused
 for process in "$engine" "$worker"; do
@@ -95,8 +100,10 @@ for mpi in openmpi mpich; do
         -L"$out/$mpi" -lpagedllm_mpi -L"$lib" -lpagedllm -Wl,-rpath,"$lib"
     options=()
     [ "$mpi" = mpich ] || options=(--allow-run-as-root --oversubscribe)
-    for division in "2 1" "1 2"; do
-        answer=$("mpirun.$mpi" "${options[@]}" -n 2 "$out/parallel_$mpi" "$model" $division 2>"$work/mpi.log") || fail "$mpi $division failed"
+    for division in "2 1" "1 2" "2 2"; do
+        read -r tensor pipeline <<<"$division"
+        answer=$(timeout 600 "mpirun.$mpi" "${options[@]}" -n $((tensor * pipeline)) "$out/parallel_$mpi" "$model" $division \
+            2>"$work/mpi.log") || fail "$mpi $division failed"
         [ "$answer" = "$expected" ] || fail "$mpi $division answered \"$answer\""
         echo "$mpi, ${division/ / x }: $answer"
     done

@@ -12,4 +12,4 @@ cmake -S examples/server-cpp -B "$build" -DSANITIZE="$sanitize" -DPAGEDLLM_LIB_D
 cmake --build "$build" --parallel 2 >"$build/build.log" 2>&1 || { cat "$build/build.log"; exit 1; }
 (cd examples/server-go && go build -o "../../$build/load" ./load)
 export TSAN_OPTIONS=halt_on_error=1:suppressions=$PWD/tests/servers/tsan.supp
-tests/servers/check.sh "$build/server-cpp" "$build/load" messages,responses
+SERVER_FLAGS="-drain 0s -max-logprobs 100" tests/servers/check.sh "$build/server-cpp" "$build/load" messages,responses

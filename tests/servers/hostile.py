@@ -7,11 +7,14 @@ PROGRAM is server-go or server-cpp, or another program with the same flags. The 
 bundled model, and with the further flags in SERVER_FLAGS.
 """
 
+import functools
 import http.client
 import json
 import os
 import pathlib
 import re
+import resource
+import select
 import signal
 import socket
 import subprocess
@@ -59,6 +62,7 @@ BAD_INPUT = [
     ("/v1/completions", '{"prompt": "a", "stop": 5}', 400, None),
     ("/v1/completions", '{"prompt": "a", "logit_bias": {"x": 1}}', 400, None),
     ("/v1/completions", '{"prompt": "a", "logprobs": 1000}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "logprobs": 100, "n": 64, "max_tokens": 1000}', 400, None),
     ("/v1/completions", '{"prompt": "a", "stream_options": {"include_usage": true}}', 400, None),
     ("/v1/completions", '{"prompt": "a", "suffix": "b"}', 400, "unsupported_parameter"),
     ("/v1/completions", '{"prompt": "a", "colour": 1}', 400, "unknown_parameter"),
@@ -71,7 +75,12 @@ BAD_INPUT = [
     ("/v1/completions", "[" * 100000, 400, None),
     ("/v1/completions", '{"a":' * 50000, 400, None),
     ("/v1/completions", "", 400, None),
+    ("/v1/completions", '{"prompt": "a", "logit_bias": {"5": 1e300}}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "presence_penalty": 1e300}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "deadline_ms": -5}', 400, None),
+    ("/v1/completions", '{"prompt": "a", "model": "' + "x" * 100_000 + '"}', 404, "model_not_found"),
     ("/v1/chat/completions", "{}", 400, None),
+    ("/v1/chat/completions", json.dumps({**CHAT, "n": 2_000_000_000}), 400, None),
     ("/v1/chat/completions", '{"messages": [{"role": "king", "content": "a"}]}', 400, None),
     ("/v1/chat/completions", '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}', 400, "unsupported_parameter"),
     ("/v1/chat/completions", '{"messages": "hello"}', 400, None),
@@ -93,10 +102,11 @@ BAD_INPUT = [
 class Server:
     """A process of the program under test."""
 
-    def __init__(self, *flags):
+    def __init__(self, *flags, descriptors=None, keys="other " + KEY):
         self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
         command = [program, "-model", f"tiny={MODEL}", "-format", "hermes", "-address", "127.0.0.1:0", "-kv-bytes", "256MiB", *os.environ.get("SERVER_FLAGS", "").split(), *flags]
-        self.process = subprocess.Popen(command, stderr=self.log, env={**os.environ, "PAGEDLLM_API_KEYS": "other " + KEY})
+        limit = descriptors and functools.partial(resource.setrlimit, resource.RLIMIT_NOFILE, (descriptors, descriptors))
+        self.process = subprocess.Popen(command, stderr=self.log, env={**os.environ, "PAGEDLLM_API_KEYS": keys}, preexec_fn=limit)
         for _ in range(600):
             found = re.search(r"listening on http://127.0.0.1:(\d+)", self.text())
             if found or self.process.poll() is not None:
@@ -214,7 +224,7 @@ class Hostile(unittest.TestCase):
             answer = self.server.ask(path, body)
             error = json.loads(answer[2])["error"]
             self.assertEqual((answer[0], error["code"]), (status, code), (body[:100], error))
-            self.assertTrue(error["message"], body[:100])
+            self.assertTrue(0 < len(error["message"]) < 1000, body[:100])
         events = [line[6:] for line in other.wait()[2].decode().splitlines() if line.startswith("data: ")]
         self.assertEqual(events.pop(), "[DONE]")
         self.assertEqual("".join(json.loads(event)["choices"][0]["text"] for event in events), alone)
@@ -263,6 +273,7 @@ class Hostile(unittest.TestCase):
     def test_slow_senders_are_disconnected(self):
         whole = raw_post(FRANCE)
         for name, data, begin in [
+            ("nothing", b"", b""),
             ("nothing of the header's end", whole[:30], b""),
             ("a header without its body", whole[:-20], b"HTTP/1.1 408 "),
             ("no HTTP", b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n", b"HTTP/1.1 400 "),
@@ -301,6 +312,33 @@ class Hostile(unittest.TestCase):
             sender.wait()
         self.assertEqual(stream.count(b"HTTP/1.1 200 "), count + 1)
 
+    def test_a_body_that_no_endpoint_needs_is_not_waited_for(self):
+        # A body of /health needs no key, and does not count against -max-bodies.
+        with self.server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n") as connection:
+            self.assertRegex(connection.makefile("rb").readline(), b"^HTTP/1.1 (200|413) ")
+
+    def test_errors_and_the_log_are_text_whatever_a_client_sends(self):
+        for path in ("/%ff", "/v1/models/%c3", "/%0aFAKE%1b%5b2J%7f", "/v1/models/" + "x" * 20_000):
+            status, _, body = self.server.ask(path, "{}" if path == "/%ff" else None)
+            self.assertEqual(status, 404)
+            self.assertLess(len(json.loads(body.decode())["error"]["message"]), 1000)
+        status, _, body = self.server.ask("/v1/completions", FRANCE, **{"Content-Type": b"text/\xff"})
+        self.assertEqual(status, 415)
+        self.assertIn("text/", json.loads(body.decode())["error"]["message"])
+        self.assertIn("FAKE", self.server.text())
+        for line in self.server.text().splitlines():
+            self.assertRegex(line, r"^time=[^\x00-\x1f\x7f]*$")
+
+    def test_small_requests_do_not_wait_for_large_ones(self):
+        large = raw_post({"prompt": "a b " * 50_000}, "/tokenize")
+        clients = [self.server.raw(large) for _ in range(16)]
+        self.assertEqual(self.server.ask("/health")[0], 200)
+        answered = select.select(clients, [], [], 0)[0]
+        for client in clients:
+            self.assertRegex(client.makefile("rb").readline(), b"^HTTP/1.1 200 ")
+            client.close()
+        self.assertLess(len(answered), 12)
+
     def test_keys_are_required(self):
         for headers, status in [
             ({"Authorization": "Bearer " + KEY}, 200), ({"Authorization": "bearer other"}, 200), ({"Authorization": "", "X-Api-Key": KEY}, 200),
@@ -318,6 +356,7 @@ class Hostile(unittest.TestCase):
         status, headers, _ = self.server.ask("/v1/completions", method="GET")
         self.assertEqual((status, headers["Allow"]), (405, "POST"))
         self.assertEqual(self.server.ask("/v1/completions", FRANCE, **{"Content-Type": "text/plain"})[0], 415)
+        self.assertEqual(self.server.ask("/v1/completions", FRANCE, **{"Content-Type": "Application/JSON; charset=utf-8"})[0], 200)
         status, headers, body = self.server.ask("/health", method="HEAD")
         self.assertEqual((status, body), (200, b""))
         trace = "0af7651916cd43dd8448eb211c80319c"
@@ -356,10 +395,17 @@ class Hostile(unittest.TestCase):
             self.server.wait_for(lambda: self.server.aborted() > before)
             self.server.wait_for(lambda: self.server.running() == 0)
 
+    def test_clients_that_hang_up_while_their_requests_are_read_leave_nothing(self):
+        for i in range(40):
+            # Tokenizing the longer prompts takes some milliseconds.
+            self.server.raw(raw_post({**LONG, "prompt": "a " * (1 << i % 16), "stream": i % 2 == 0})).close()
+        self.server.wait_for(lambda: self.server.in_progress() == 0)
+        self.server.wait_for(lambda: self.server.running() == 0)
+
 
 class Full(unittest.TestCase):
-    def start(self, *flags):
-        server = Server(*flags)
+    def start(self, *flags, **options):
+        server = Server(*flags, **options)
         self.addCleanup(server.stop)
         return server
 
@@ -392,12 +438,70 @@ class Full(unittest.TestCase):
             self.assertEqual(server.ask("/v1/completions", json.dumps(FRANCE) + " " * 600_000)[0], 429)
             self.assertEqual(server.ask("/v1/completions", FRANCE)[0], 200)
 
+    def test_too_many_log_probabilities_are_429(self):
+        # Each answer can have 40 x 1000 x 101 of them, and four such requests are accepted.
+        server = self.start("-max-seqs", "1")
+        body = {**LONG, "prompt": ["Count"] * 40, "max_tokens": 1000, "logprobs": 100}
+        clients = [server.raw(raw_post(body)) for _ in range(4)]
+        server.wait_for(lambda: server.metric("pagedllm_num_requests_waiting") + server.running() > 3 * 40)
+        status, headers, _ = server.ask("/v1/completions", body)
+        self.assertEqual((status, headers["Retry-After"]), (429, "1"))
+        for client in clients:
+            client.close()
+        server.wait_for(lambda: server.running() == 0)
+        with server.raw(raw_post(body)):
+            server.wait_for(lambda: server.running() == 1)
+
+    def test_further_connections_wait(self):
+        server = self.start("-max-connections", "2")
+        first, second = server.raw(b""), server.raw(b"")
+        self.addCleanup(second.close)
+        third = server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.addCleanup(third.close)
+        self.assertEqual(select.select([third], [], [], 0.5)[0], [])
+        first.close()
+        self.assertEqual(third.recv(12), b"HTTP/1.1 200")
+
+    def test_without_keys_the_host_must_be_local(self):
+        server = self.start(keys="")
+        for host, status in [
+            ("localhost", 200), ("LocalHost:80", 200), ("127.0.0.1:1", 200), ("[::1]:1", 200), ("", 200),
+            ("example.org", 403), ("127.0.0.1.example.org", 403), ("localhost.example.org:80", 403), ("10.0.0.1", 403), ("[::2]", 403),
+        ]:
+            self.assertEqual(server.ask("/v1/models", Host=host)[0], status, host)
+
     def test_a_late_forecast_is_429(self):
         # Before the first step there is no forecast, and a request waits until the others end.
         server = self.start("-max-wait", "1ms", "-max-seqs", "32", "-max-time", "5s")
         with server.raw(raw_post(MANY)):
             server.wait_for(lambda: server.running() == 32)
             server.wait_for(lambda: server.ask("/v1/completions", FRANCE)[0] == 429)
+
+    def test_a_deadline_keeps_the_sequences_that_have_tokens(self):
+        server = self.start("-max-seqs", "1")
+        status, _, body = server.ask("/v1/completions", {**LONG, "prompt": ["Count"] * 100, "max_tokens": 1000, "deadline_ms": 2000})
+        self.assertEqual(status, 200, body)
+        choices = json.loads(body)["choices"]
+        self.assertTrue(choices[0]["text"])
+        self.assertEqual((choices[-1]["text"], choices[-1]["stop_reason"]), ("", "deadline"))
+
+    def test_without_descriptors_a_request_is_503(self):
+        server = self.start(descriptors=64)
+        known = server.connect()
+        self.addCleanup(known.close)
+        known.request("GET", "/health")
+        self.assertEqual(known.getresponse().read(), b'{"status":"ok"}\n')
+        idle = []
+        self.addCleanup(lambda: [connection.close() for connection in idle])
+        server.wait_for(lambda: idle.append(server.raw(b"")) or "accept" in server.text())
+        headers = {"Authorization": "Bearer " + KEY, "Content-Type": "application/json"}
+        known.request("POST", "/v1/completions", json.dumps(FRANCE), headers)
+        answer = known.getresponse()
+        self.assertEqual((answer.status, answer.headers["Retry-After"]), (503, "1"), answer.read())
+        answer.read()
+        while idle:
+            idle.pop().close()
+        server.wait_for(lambda: server.complete() == PARIS)
 
     def test_the_time_of_a_request_is_limited(self):
         server = self.start("-max-time", "1s", "-keep-alive", "50ms", "-max-seqs", "32")
@@ -407,6 +511,21 @@ class Full(unittest.TestCase):
             self.assertIn(b": waiting\n\n", body)
             answer = connection.recv(1000)
         self.assertTrue(answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 504 ")), answer)
+
+
+class Flags(unittest.TestCase):
+    def test_wrong_flags_end_the_program_before_it_listens(self):
+        for flags in (
+            [], ["-model", "a=/nowhere"], ["-model", str(MODEL), "-colour", "1"], ["-model", str(MODEL), "-max-results"],
+            *(["-model", str(MODEL), *wrong] for wrong in (
+                ["-address", "127.0.0.1"], ["-address", "127.0.0.1:70000"], ["-address", "127.0.0.1:80x"], ["-address", "1.2.3.400:0"],
+                ["-max-results", "-1"], ["-max-body", "1XB"], ["-header-timeout", "soon"], ["-memory-fraction", "0.5x"], ["-api-keys", "/nowhere"],
+            )),
+        ):
+            ended = subprocess.run([program, *flags], capture_output=True, text=True, timeout=60)
+            self.assertIn(ended.returncode, (1, 2), (flags, ended.stderr))
+            self.assertTrue(ended.stderr, flags)
+            self.assertNotIn("listening", ended.stderr)
 
 
 class Shutdown(unittest.TestCase):
@@ -420,6 +539,14 @@ class Shutdown(unittest.TestCase):
         self.assertEqual(other.wait(), alone)
         self.assertEqual(idle.recv(1), b"")
         idle.close()
+
+    def test_health_fails_before_the_server_accepts_no_more_connections(self):
+        server = Server("-drain", "3s")
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(lambda: server.ask("/health")[0] == 503)
+        self.assertEqual(server.complete(), PARIS)
+        self.assertEqual(server.process.wait(30), 0)
+        server.log.close()
 
     def test_requests_end_with_an_error_after_the_grace(self):
         server = Server("-grace", "100ms", "-write-timeout", "5s")

@@ -185,8 +185,8 @@ auto load(const Options &options, Call call) -> decltype(call(std::declval<const
     ProgressCall progress(options);
     progress.install(*c);
     auto result = call(&*c);
-    progress.rethrow();
     if (result && options.communicator) options.communicator->release();
+    progress.rethrow();
     return result;
 }
 

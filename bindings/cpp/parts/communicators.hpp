@@ -10,7 +10,7 @@
 //     options.tensor_parallel = 2;
 //     if (rank > 0) return pagedllm::run_worker(options).ok() ? 0 : 1;
 //     auto engine = pagedllm::Engine::create(options).value();
-class Communicator {
+class Communicator : public detail::Interface<pllm_communicator> {
 public:
     // Joins a group of processes, or threads, of this host, which communicate through shared
     // memory. Waits until all ranks have joined. Rank 0 creates the file at `path`, usually below
@@ -38,46 +38,23 @@ public:
     //     auto world = pagedllm::Communicator::adopt(mpi);
     [[nodiscard]] static Communicator adopt(const pllm_communicator &c) { return Communicator(c); }
 
-    Communicator(Communicator &&other) noexcept : c_(other.c_), state_(std::exchange(other.state_, State::moved)) {}
-    Communicator &operator=(Communicator &&other) noexcept {
-        if (this != &other) {
-            close();
-            c_ = other.c_;
-            state_ = std::exchange(other.state_, State::moved);
-        }
-        return *this;
-    }
-    ~Communicator() { close(); }
-
     // Number of this rank, below size.
-    [[nodiscard]] uint32_t rank() const noexcept { return c_.rank; }
+    [[nodiscard]] uint32_t rank() const noexcept { return c().rank; }
     // Number of ranks.
-    [[nodiscard]] uint32_t size() const noexcept { return c_.size; }
+    [[nodiscard]] uint32_t size() const noexcept { return c().size; }
 
     // Returns the C struct. A communicator that an engine or a worker has taken, or that has been
     // moved from, is an error.
     Result<const pllm_communicator *> named() const {
-        if (state_ == State::taken) {
+        if (state() == State::taken) {
             return Error{Code::invalid_argument, "the communicator is closed, or belongs to an engine or a worker; create another one"};
         }
-        if (state_ == State::moved) {
+        if (state() == State::moved) {
             return Error{Code::invalid_argument, "the communicator has been moved from; pass another communicator"};
         }
-        return &c_;
+        return &c();
     }
-
-    // Gives the communicator to a call of the C API that has succeeded.
-    void release() noexcept { state_ = State::taken; }
 
 private:
-    enum class State { owned, taken, moved };
-
-    explicit Communicator(const pllm_communicator &c) noexcept : c_(c) {}
-
-    void close() noexcept {
-        if (state_ == State::owned && c_.close) c_.close(c_.user_data);
-    }
-
-    pllm_communicator c_;
-    State state_ = State::owned;
+    explicit Communicator(const pllm_communicator &c) noexcept : Interface(c) {}
 };

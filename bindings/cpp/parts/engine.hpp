@@ -12,8 +12,10 @@ public:
 
     // Loads a model and creates an engine for it.
     static Result<Engine> create(const Options &options) {
-        auto engine = detail::load(options, [](const pllm_engine_options *c) {
-            return detail::create<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(c, out); });
+        auto engine = detail::load(options, [&options](const pllm_engine_options *c) {
+            auto made = detail::create<pllm_engine, pllm_engine_free>([&](pllm_engine **out) { return pllm_engine_create(c, out); });
+            if (made && options.kv_store) options.kv_store->release();
+            return made;
         });
         if (!engine) return engine.error();
         Engine created(std::move(*engine));

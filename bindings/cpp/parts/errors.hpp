@@ -11,6 +11,8 @@ struct Error {
     uint64_t prompt_tokens = 0;
     // max_model_len of the engine for which a prompt is too long. 0 for any other error.
     uint64_t max_model_len = 0;
+    // Whether the same call can succeed later without a change, for example when fewer requests wait.
+    bool is_temporary = false;
 };
 
 #ifdef __cpp_exceptions
@@ -21,18 +23,21 @@ public:
         : std::runtime_error(error.message),
           code_(error.code),
           prompt_tokens_(error.prompt_tokens),
-          max_model_len_(error.max_model_len) {}
+          max_model_len_(error.max_model_len),
+          is_temporary_(error.is_temporary) {}
 
     [[nodiscard]] Code code() const noexcept { return code_; }
 
-    // As Error::prompt_tokens and Error::max_model_len.
+    // As the fields of Error.
     [[nodiscard]] uint64_t prompt_tokens() const noexcept { return prompt_tokens_; }
     [[nodiscard]] uint64_t max_model_len() const noexcept { return max_model_len_; }
+    [[nodiscard]] bool is_temporary() const noexcept { return is_temporary_; }
 
 private:
     Code code_;
     uint64_t prompt_tokens_;
     uint64_t max_model_len_;
+    bool is_temporary_;
 };
 #endif
 

@@ -18,7 +18,7 @@ inline Status status(pllm_error *error) {
     if (!error) return {};
     Handle<pllm_error, pllm_error_free> owned(error);
     return Error{Code(pllm_error_code(error)), pllm_error_message(error), pllm_error_prompt_tokens(error),
-                 pllm_error_max_model_len(error)};
+                 pllm_error_max_model_len(error), pllm_error_is_temporary(error) != 0};
 }
 
 // Returns the struct that `fill` fills.

@@ -15,9 +15,9 @@
  * standard library throws: std::bad_alloc, and std::system_error if generate_async cannot start a
  * thread.
  *
- * Ownership. Engine, Budget, Communicator, Queue, Outputs, Stream, Sequence and Pin are move-only
- * and free what they own. A moved-from object can be destroyed and assigned to. Its other calls
- * return Code::invalid_argument, and its ranges are empty.
+ * Ownership. Engine, Budget, Communicator, KvStore, Queue, Outputs, Stream, Sequence and Pin are
+ * move-only and free what they own. A moved-from object can be destroyed and assigned to. Its other
+ * calls return Code::invalid_argument, and its ranges are empty.
  *
  * Views. A std::string_view or Span argument needs to be valid only during the call. A returned
  * view is valid as long as its source: an Output as long as its Outputs, a ModelInfo as long as its
@@ -25,10 +25,10 @@
  *
  * Threads. Unless Options::host_steps is set, a thread of the engine steps it, and sleeps while
  * there is nothing to do. Any thread may call any function of an Engine, Budget, Queue or Sequence
- * at any time. Only one thread at a time may use a Stream, an Outputs or a Communicator. While a
- * call on an object is in progress, no thread may move, assign or destroy the object. A call on a
- * Sequence or a Pin is also a call on its engine. All of these objects can outlive their engine:
- * requests in progress end as aborted, and later calls return Code::closed.
+ * at any time. Only one thread at a time may use a Stream, an Outputs, a Communicator or a KvStore.
+ * While a call on an object is in progress, no thread may move, assign or destroy the object. A call
+ * on a Sequence or a Pin is also a call on its engine. All of these objects can outlive their
+ * engine: requests in progress end as aborted, and later calls return Code::closed.
  */
 
 #ifndef PAGEDLLM_HPP

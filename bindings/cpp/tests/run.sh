@@ -4,12 +4,14 @@
 # usage: run.sh [none | address,undefined | thread]...     default: all three
 # COMPILERS            default: g++ and, if it is installed, clang++
 # PAGEDLLM_LIB_DIR     where libpagedllm.so is; default: target/release of this repository
+# CONNECTORS_DIR       where libpagedllm_files.so is; default: build/connectors of this repository
 # PAGEDLLM_INCLUDE_DIR where pagedllm.h is; default: include of this repository
 # BUILD                where to build; default: build/cpp of this repository
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 lib=${PAGEDLLM_LIB_DIR:-$root/target/release}
 include=${PAGEDLLM_INCLUDE_DIR:-$root/include}
+connectors=${CONNECTORS_DIR:-$root/build/connectors}
 build=${BUILD:-$root/build/cpp}
 [ $# -gt 0 ] || set -- none address,undefined thread
 
@@ -34,7 +36,7 @@ check_header() {
 run_tests() {
     local dir=$build/$1-$2
     cmake -S "$root/bindings/cpp/tests" -B "$dir" -DCMAKE_CXX_COMPILER="$1" -DSANITIZE="$2" \
-        -DPAGEDLLM_LIB_DIR="$lib" -DPAGEDLLM_INCLUDE_DIR="$include" >/dev/null
+        -DPAGEDLLM_LIB_DIR="$lib" -DPAGEDLLM_INCLUDE_DIR="$include" -DCONNECTORS_DIR="$connectors" >/dev/null
     cmake --build "$dir" --parallel 2 >"$dir/build.log" 2>&1 || { cat "$dir/build.log"; return 1; }
     echo "$1, sanitizer $2:"
     ctest --test-dir "$dir" --output-on-failure

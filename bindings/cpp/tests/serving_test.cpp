@@ -176,7 +176,8 @@ TEST(Admission, is_predicted_without_adding_a_request) {
     EXPECT_FALSE(full.admits || full.fits_now);
     EXPECT_EQ(full.waiting_requests, 1u);
     EXPECT_EQ(full.waiting_tokens, engine.tokenize(prompt, false).value().size());
-    EXPECT_TRUE(fails(Code::capacity, engine.add(greedy(prompt))));
+    const auto refused = engine.add(greedy(prompt));
+    EXPECT_TRUE(fails(Code::capacity, refused) && refused.error().is_temporary);
     EXPECT_EQ(engine.stats().value().admission_rejections, 1u);
 
     step_to_the_end(engine);

@@ -79,12 +79,19 @@ public final class PagedLlm {
         public final long promptTokens;
         /** maxModelLen of the engine for which a prompt is too long. 0 for any other error. */
         public final long maxModelLen;
+        /** Whether the same call can succeed later without a change, for example when fewer requests wait. */
+        public final boolean isTemporary;
 
-        private PagedLlmException(Code code, String message, long promptTokens, long maxModelLen) {
+        private PagedLlmException(Code code, String message, long promptTokens, long maxModelLen, boolean isTemporary) {
             super(message);
             this.code = code;
             this.promptTokens = promptTokens;
             this.maxModelLen = maxModelLen;
+            this.isTemporary = isTemporary;
+        }
+
+        private PagedLlmException(Code code, String message) {
+            this(code, message, 0, 0, false);
         }
     }
 
@@ -92,7 +99,8 @@ public final class PagedLlm {
     private static void check(MemorySegment error) {
         if (error.equals(MemorySegment.NULL)) return;
         PagedLlmException thrown = new PagedLlmException(Code.of(Native.error_code(error)), Native.string(Native.error_message(error)),
-                Native.error_prompt_tokens(error), Native.error_max_model_len(error));
+                Native.error_prompt_tokens(error), Native.error_max_model_len(error),
+                Native.error_is_temporary(error) != 0);
         Native.error_free(error);
         throw thrown;
     }
@@ -100,7 +108,7 @@ public final class PagedLlm {
     // Returns the error of an output, or null.
     private static PagedLlmException errorOf(MemorySegment output) {
         int code = output.get(JAVA_INT, Output.ERROR_CODE);
-        return code == 0 ? null : new PagedLlmException(Code.of(code), text(output, Output.ERROR, Output.ERROR_LEN), 0, 0);
+        return code == 0 ? null : new PagedLlmException(Code.of(code), text(output, Output.ERROR, Output.ERROR_LEN));
     }
 
     // ---- constants ------------------------------------------------------------------------------
@@ -2007,7 +2015,7 @@ public final class PagedLlm {
 
         <T> T during(Function<MemorySegment, T> call) {
             synchronized (this) {
-                if (isClosed) throw new PagedLlmException(Code.CLOSED, "the " + what + " is closed", 0, 0);
+                if (isClosed) throw new PagedLlmException(Code.CLOSED, "the " + what + " is closed");
                 uses++;
             }
             try {
@@ -2744,6 +2752,17 @@ public final class PagedLlm {
         static long error_max_model_len(MemorySegment error) {
             try {
                 return (long) ERROR_MAX_MODEL_LEN.invokeExact(error);
+            } catch (Throwable thrown) {
+                throw unexpected(thrown);
+            }
+        }
+
+        private static final MethodHandle ERROR_IS_TEMPORARY = find("pllm_error_is_temporary",
+                FunctionDescriptor.of(JAVA_INT, ADDRESS));
+
+        static int error_is_temporary(MemorySegment error) {
+            try {
+                return (int) ERROR_IS_TEMPORARY.invokeExact(error);
             } catch (Throwable thrown) {
                 throw unexpected(thrown);
             }

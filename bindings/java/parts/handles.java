@@ -16,7 +16,7 @@
 
         <T> T during(Function<MemorySegment, T> call) {
             synchronized (this) {
-                if (isClosed) throw new PagedLlmException(Code.CLOSED, "the " + what + " is closed", 0, 0);
+                if (isClosed) throw new PagedLlmException(Code.CLOSED, "the " + what + " is closed");
                 uses++;
             }
             try {

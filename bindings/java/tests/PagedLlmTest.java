@@ -379,10 +379,15 @@ public final class PagedLlmTest {
                 engine.generate(new Request("Hello ".repeat(2000)));
                 throw new AssertionError("no error");
             } catch (PagedLlmException error) {
-                isTrue(error.promptTokens > error.maxModelLen && error.maxModelLen == 1024, error.getMessage());
+                isTrue(error.promptTokens > error.maxModelLen && error.maxModelLen == 1024 && !error.isTemporary, error.getMessage());
+            }
+            try {
+                engine.start();
+                throw new AssertionError("no error");
+            } catch (PagedLlmException error) {
+                isTrue(error.code == Code.BUSY && error.isTemporary, "the thread of the engine is running");
             }
             fails(Code.NOT_FOUND, "", () -> engine.abort(999));
-            fails(Code.BUSY, "", engine::start);
             fails(Code.INVALID_ARGUMENT, "", () -> engine.renderChat("no JSON"));
             fails(Code.INVALID_ARGUMENT, "", () -> engine.tokenBytes(-1));
             equal(PARIS, engine.generate(chat(engine, FRANCE)).text());

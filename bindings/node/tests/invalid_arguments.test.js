@@ -141,7 +141,7 @@ describe('invalid arguments', () => {
       await assert.rejects(call, { name: 'PagedllmError', code: 'PLLM_E_INVALID_ARGUMENT', promptTokens: 5000, maxModelLen });
     }
     for (const call of [() => engine.add({ promptTokenIds: [] }), () => engine.detokenize([1024]), async () => engine.abort(-1)]) {
-      await assert.rejects(call, { name: 'PagedllmError', promptTokens: null, maxModelLen: null });
+      await assert.rejects(call, { name: 'PagedllmError', promptTokens: null, maxModelLen: null, isTemporary: false });
     }
   });
 

@@ -64,7 +64,7 @@ from typing import (Any, AsyncGenerator, Callable, ContextManager, Dict, Generat
                     Sequence, Tuple, Type, TypeVar, Union)
 
 __all__ = ["Admission", "Allocation", "Batching", "Beam", "Budget", "BudgetInfo", "Code", "Communicator", "Completion", "DType", "Dry",
-           "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Isa", "LogitsHook", "Logprob", "ModelInfo", "Order",
+           "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Isa", "KvStore", "LogitsHook", "Logprob", "ModelInfo", "Order",
            "Output", "OutputKind", "Packed", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "StopReason",
            "Weights", "build_info", "plan", "run_worker", "version"]
 
@@ -260,14 +260,16 @@ class Error(Exception):
 
     prompt_tokens: Number of tokens of a prompt that is too long. None for any other error.
     max_model_len: The limit of the engine for which a prompt is too long. None for any other error.
+    is_temporary: Whether the same call can succeed later without a change, for example when fewer requests wait.
     """
 
     def __init__(self, code: int, message: str, prompt_tokens: Optional[int] = None,
-                 max_model_len: Optional[int] = None) -> None:
+                 max_model_len: Optional[int] = None, is_temporary: bool = False) -> None:
         self.code = _member(Code, code)
         self.message = message
         self.prompt_tokens = prompt_tokens
         self.max_model_len = max_model_len
+        self.is_temporary = is_temporary
         super().__init__(self.code, message)
 
     def __str__(self) -> str:
@@ -732,6 +734,9 @@ class Sampling:
 
 _ABI_VERSION = 1
 _NUL_TERMINATED = 18446744073709551615
+_KV_DONE = 0
+_KV_MISSING = 1
+_KV_FAILED = 2
 _ENGINE_SKIP_TOKENIZER = 1
 _ENGINE_NO_PREFIX_CACHE = 2
 _ENGINE_BATCH_INVARIANT = 4
@@ -765,6 +770,12 @@ class _Failure(c_void_p):
     """A pllm_error. _check raises it as an Error."""
 
 
+_KvExists = ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, c_void_p, c_uint64, c_void_p)
+_KvGet = ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, c_void_p, c_void_p, c_uint64)
+_KvPut = ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, c_void_p, c_void_p, c_uint64)
+_KvRemove = ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, c_void_p)
+_KvPoll = ctypes.CFUNCTYPE(c_uint64, c_void_p, c_uint64, c_void_p, c_uint64)
+_KvClose = ctypes.CFUNCTYPE(None, c_void_p)
 _CommunicatorBroadcast = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_uint64, c_uint32, c_uint64)
 _CommunicatorAllGather = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_uint64, c_void_p, c_uint64)
 _CommunicatorAllToAll = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_uint64, c_void_p, c_uint64)
@@ -780,6 +791,25 @@ class _BudgetInfo(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_uint64), ("bytes", c_uint64), ("min_bytes", c_uint64),
         ("max_bytes", c_uint64), ("held_bytes", c_uint64), ("engines", c_uint64),
+    ]
+
+
+class _KvBuffer(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p), ("len", c_uint64),
+    ]
+
+
+class _KvCompletion(ctypes.Structure):
+    _fields_ = [
+        ("token", c_uint64), ("bytes", c_uint64), ("status", c_uint32), ("reserved", c_uint32),
+    ]
+
+
+class _KvStore(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint64), ("user_data", c_void_p), ("exists", _KvExists), ("get", _KvGet),
+        ("put", _KvPut), ("remove", _KvRemove), ("poll", _KvPoll), ("close", _KvClose),
     ]
 
 
@@ -810,7 +840,7 @@ class _EngineOptions(ctypes.Structure):
         ("weight_format", c_uint32), ("weight_group", c_uint32), ("packed_path", c_char_p),
         ("packed_path_len", c_uint64), ("cpus", c_char_p), ("cpus_len", c_uint64),
         ("memory_fraction", c_float), ("reserved2", c_uint32), ("max_prompt_bytes", c_uint64),
-        ("kv_store", c_void_p), ("kv_store_max_bytes", c_uint64),
+        ("kv_store", ctypes.POINTER(_KvStore)), ("kv_store_max_bytes", c_uint64),
         ("kv_store_max_operations", c_uint32), ("kv_store_timeout_ms", c_uint32),
         ("kv_store_secret", c_char_p), ("kv_store_secret_len", c_uint64),
         ("kv_events_capacity", c_uint64), ("communicator", ctypes.POINTER(_Communicator)),
@@ -1013,12 +1043,14 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "pllm_error_message": (c_char_p, [c_void_p]),
     "pllm_error_prompt_tokens": (c_uint64, [c_void_p]),
     "pllm_error_max_model_len": (c_uint64, [c_void_p]),
+    "pllm_error_is_temporary": (c_int32, [c_void_p]),
     "pllm_error_free": (None, [c_void_p]),
     "pllm_budget_create": (_Failure, [c_uint64, c_uint64, c_void_p]),
     "pllm_budget_free": (None, [c_void_p]),
     "pllm_budget_resize": (_Failure, [c_void_p, c_uint64]),
     "pllm_budget_get_info": (_Failure, [c_void_p, c_void_p]),
     "pllm_engine_budget": (c_void_p, [c_void_p]),
+    "pllm_kv_store_init": (None, [c_void_p, c_uint64]),
     "pllm_communicator_init": (None, [c_void_p, c_uint64]),
     "pllm_communicator_shared_memory": (_Failure, [c_char_p, c_uint32, c_uint32, c_uint64, c_void_p]),
     "pllm_dry_init": (None, [c_void_p, c_uint64]),
@@ -1137,7 +1169,8 @@ def _check(error: _Failure, _function: Any, _arguments: Any) -> None:
         try:
             # Both numbers are 0 unless a prompt is too long.
             raise Error(_lib.pllm_error_code(error), _lib.pllm_error_message(error).decode(),
-                        _lib.pllm_error_prompt_tokens(error) or None, _lib.pllm_error_max_model_len(error) or None)
+                        _lib.pllm_error_prompt_tokens(error) or None, _lib.pllm_error_max_model_len(error) or None,
+                        _lib.pllm_error_is_temporary(error) != 0)
         finally:
             _lib.pllm_error_free(error)
 
@@ -1325,6 +1358,10 @@ def _c_engine_options(*, model_path: Optional[Path] = None, device: Optional[str
                       packed_path: Optional[Path] = None, cpus: Optional[str] = None,
                       memory_fraction: Optional[float] = None,
                       max_prompt_bytes: Optional[int] = None,
+                      kv_store_max_bytes: Optional[int] = None,
+                      kv_store_max_operations: Optional[int] = None,
+                      kv_store_timeout_ms: Optional[int] = None,
+                      kv_store_secret: Optional[bytes] = None,
                       kv_events_capacity: Optional[int] = None,
                       tensor_parallel: Optional[int] = None,
                       pipeline_parallel: Optional[int] = None,
@@ -1362,6 +1399,10 @@ def _c_engine_options(*, model_path: Optional[Path] = None, device: Optional[str
     _assign_text(c, "cpus", cpus)
     _assign(c, "memory_fraction", memory_fraction)
     _assign(c, "max_prompt_bytes", max_prompt_bytes)
+    _assign(c, "kv_store_max_bytes", kv_store_max_bytes)
+    _assign(c, "kv_store_max_operations", kv_store_max_operations)
+    _assign(c, "kv_store_timeout_ms", kv_store_timeout_ms)
+    _assign_text(c, "kv_store_secret", kv_store_secret)
     _assign(c, "kv_events_capacity", kv_events_capacity)
     _assign(c, "tensor_parallel", tensor_parallel)
     _assign(c, "pipeline_parallel", pipeline_parallel)
@@ -1972,6 +2013,150 @@ class Budget:
         self.close()
 
 
+class _FilesOptions(ctypes.Structure):
+    """pllm_files_store_options of connectors/files/pagedllm_files.h."""
+    _fields_ = [
+        ("struct_size", c_uint64), ("directory", c_char_p), ("directory_len", c_uint64), ("max_bytes", c_uint64), ("io", c_uint32),
+        ("threads", c_uint32),
+    ]
+
+
+class _ValkeyOptions(ctypes.Structure):
+    """pllm_valkey_store_options of connectors/valkey/pagedllm_valkey.h."""
+    _fields_ = [
+        ("struct_size", c_uint64), ("host", c_char_p), ("host_len", c_uint64), ("username", c_char_p), ("username_len", c_uint64),
+        ("password", c_char_p), ("password_len", c_uint64), ("key_prefix", c_char_p), ("key_prefix_len", c_uint64),
+        ("ttl_seconds", c_uint64), ("port", c_uint32), ("database", c_uint32), ("timeout_ms", c_uint32), ("reserved", c_uint32),
+    ]
+
+
+class KvStore:
+    """A store of KV blocks outside of the pool of an engine: on a disk, or on another host.
+
+    The libraries of connectors/ have the stores, which files() and valkey() open. An engine takes
+    the store if it is created, and then closes it. Each engine needs a store of its own; several
+    stores may refer to the same data.
+
+        with KvStore.files("/var/cache/my-service/kv") as store:
+            engine = Engine("models/mine", kv_store=store)
+
+    A with statement closes the store at its end, if no engine has taken it.
+    """
+
+    def __init__(self, struct: Any) -> None:
+        struct.is_taken = False  # whether it belongs to an engine
+
+        def close(_address: int) -> None:
+            if not struct.is_taken:
+                struct.close(struct.user_data)
+
+        self._struct = struct
+        self._taking = threading.Lock()
+        self._handle = _Handle("KV store", ctypes.addressof(struct), close)
+
+    @classmethod
+    def files(cls, directory: Path, *, max_bytes: Optional[int] = None, io_uring: Optional[bool] = None,
+              threads: Optional[int] = None, library: Optional[Path] = None) -> "KvStore":
+        """Open a store in a directory of a local disk, which any number of engines may use.
+
+        directory: It is created if it does not exist. An existing one must be empty or that of a
+            store.
+        max_bytes: Bytes that the files may occupy, at least 1 MiB. None: 10 GiB.
+        io_uring: True: if the system does not permit io_uring, the call raises Code.UNSUPPORTED.
+            False: threads. None: io_uring if the system permits it, otherwise threads.
+        threads: Number of threads without io_uring, at most 64. None: 4.
+        library: Path of libpagedllm_files.so. None: beside the library, in build/connectors of the
+            repository, or as the system's loader finds it.
+        """
+        connector = _Connector("files", library)
+        c = connector.defaults(_FilesOptions)
+        _assign_path(c, "directory", directory)
+        _assign(c, "max_bytes", max_bytes)
+        _assign(c, "io", None if io_uring is None else 2 if io_uring else 1)  # PLLM_FILES_IO_*
+        _assign(c, "threads", threads)
+        return cls(connector.open(c))
+
+    @classmethod
+    def valkey(cls, host: Optional[Path] = None, port: Optional[int] = None, *, username: Optional[Text] = None,
+               password: Optional[Text] = None, database: Optional[int] = None, key_prefix: Optional[Text] = None,
+               ttl_seconds: Optional[int] = None, timeout_ms: Optional[int] = None,
+               library: Optional[Path] = None) -> "KvStore":
+        """Open a store in a Valkey or Redis server. The call does not wait for the server.
+
+        host: Name or address. A path that begins with "/" is a Unix socket. None: 127.0.0.1.
+        port: TCP port. None: 6379.
+        username: User name. None: that of the server.
+        password: Password. None: none.
+        database: Number of the database. None: 0.
+        key_prefix: Beginning of the names of all keys, at most 256 bytes. None: "pagedllm:kv:".
+        ttl_seconds: Time after which an unused value expires. None: never.
+        timeout_ms: Time without progress after which a connection is closed. None: 2000.
+        library: Path of libpagedllm_valkey.so. None: as for files().
+        """
+        connector = _Connector("valkey", library)
+        c = connector.defaults(_ValkeyOptions)
+        _assign_path(c, "host", host)
+        for name, text in (("username", username), ("password", password), ("key_prefix", key_prefix)):
+            _assign_text(c, name, text)
+        for name, number in (("port", port), ("database", database), ("ttl_seconds", ttl_seconds), ("timeout_ms", timeout_ms)):
+            _assign(c, name, number)
+        return cls(connector.open(c))
+
+    def close(self) -> None:
+        """Close the store. No effect on an engine that has taken it."""
+        self._handle.close()
+
+    def __enter__(self) -> "KvStore":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class _Connector:
+    """A library of connectors/. It stays loaded, because a store that hangs can outlive its engine."""
+
+    def __init__(self, name: str, library: Optional[Path]) -> None:
+        file = f"libpagedllm_{name}.so"
+        folders = [pathlib.Path(_lib._name).parent] if "/" in _lib._name else []
+        folders += [root / "build" / "connectors" for root in pathlib.Path(__file__).resolve().parents[3:4]]
+        found = (str(folder / file) for folder in folders if (folder / file).exists())
+        path = next(found, f"{file}.1") if library is None else os.fsdecode(library)
+        try:
+            self._library = ctypes.CDLL(path)
+            self._init = self._library[f"pllm_{name}_store_options_init"]
+            self._open = self._library[f"pllm_{name}_store_open"]
+        except (OSError, AttributeError) as error:
+            remedy = f"run `make connectors`, or pass the path of {file} as library"
+            raise Error(Code.IO, f"{_why_not_loaded(path) or error}; {remedy}") from error
+        self._init.restype, self._init.argtypes = None, [c_void_p, c_uint64]
+        self._open.argtypes = [c_void_p, c_void_p, c_char_p, c_uint64]
+
+    def defaults(self, kind: Type[ctypes.Structure]) -> Any:
+        return _defaults(kind, self._init)
+
+    def open(self, options: Any) -> Any:
+        struct, text = _KvStore(sizeof(_KvStore)), ctypes.create_string_buffer(512)
+        code = self._open(byref(options), byref(struct), text, len(text))
+        if code:
+            raise Error(_member(Code, code), text.value.decode(errors="replace"))
+        return struct
+
+
+@contextlib.contextmanager
+def _offered(store: Optional[KvStore], options: Any) -> Generator[None, None, None]:
+    """Make the store an option of the call in a with statement, which takes it if it succeeds."""
+    if store is None:
+        yield
+        return
+    with store._handle, store._taking:
+        if store._struct.is_taken:
+            raise Error(Code.INVALID_ARGUMENT, "the KV store belongs to another engine; open a store for each engine")
+        options.kv_store = ctypes.pointer(store._struct)
+        yield
+        store._struct.is_taken = True
+
+
 class Communicator:
     """A rank of a group of processes that compute one model, created by shared_memory().
 
@@ -2052,17 +2237,23 @@ class _Loading:
 
     def __init__(self, progress: Optional[Callable[[int, int], Any]]) -> None:
         self._progress = progress
-        self._finished = threading.Event()  # there are no further reports
+        # Set while there are no reports: a thread that cannot be started makes none.
+        self._finished = threading.Event()
+        self._finished.set()
         self._cancelled = False
         self._raised: Optional[BaseException] = None
         self._in_use.add(self)
 
     def load(self, call: Callable[..., None], options: Any, budget: Optional[Budget],
-             communicator: Optional[Communicator], *results: Any) -> None:
-        """Make the call with the options. If it succeeds, the library has the communicator."""
+             communicator: Optional[Communicator], kv_store: Optional[KvStore], *results: Any) -> None:
+        """Make the call with the options. If it succeeds, the library has the communicator and the store."""
         options.progress = _Progress(self._report)
+        # In this order: finish() cancels first, so it waits for this thread or keeps it from calling.
+        self._finished.clear()
         try:
-            with _held(budget), _held(communicator):
+            if self._cancelled:
+                raise Error(Code.CANCELLED, "the loading is cancelled")
+            with _held(budget), _held(communicator), _offered(kv_store, options):
                 options.budget = _pointer(budget)
                 if communicator is not None:
                     options.communicator = ctypes.pointer(communicator._struct)
@@ -2094,12 +2285,19 @@ class _Loading:
 
     @classmethod
     def finish(cls) -> None:
+        """Cancel each load, and wait until it makes no further report.
+
+        A load that waits for other ranks makes its next report after that wait. So this can take
+        worker_timeout_ms. A limit here would let the library call an interpreter that has ended.
+        """
         for loading in list(cls._in_use):
             loading.cancel()
             loading._finished.wait()
 
 
 atexit.register(_Loading.finish)
+# A forked child has no thread that loads.
+os.register_at_fork(after_in_child=_Loading._in_use.clear)
 
 _Value = TypeVar("_Value")
 
@@ -2146,9 +2344,11 @@ def plan(model_path: Path, *,
          weight_format: Optional[Weights] = None, weight_group: Optional[int] = None,
          packed_path: Optional[Path] = None, cpus: Optional[str] = None,
          memory_fraction: Optional[float] = None, max_prompt_bytes: Optional[int] = None,
-         kv_events_capacity: Optional[int] = None, communicator: Optional[Communicator] = None,
-         tensor_parallel: Optional[int] = None, pipeline_parallel: Optional[int] = None,
-         worker_timeout_ms: Optional[int] = None,
+         kv_store: Optional[KvStore] = None, kv_store_max_bytes: Optional[int] = None,
+         kv_store_max_operations: Optional[int] = None, kv_store_timeout_ms: Optional[int] = None,
+         kv_store_secret: Optional[bytes] = None, kv_events_capacity: Optional[int] = None,
+         communicator: Optional[Communicator] = None, tensor_parallel: Optional[int] = None,
+         pipeline_parallel: Optional[int] = None, worker_timeout_ms: Optional[int] = None,
          ) -> Plan:
     """Compute what an Engine with these options would allocate, without allocating it."""
     c = _c_engine_options(
@@ -2163,7 +2363,9 @@ def plan(model_path: Path, *,
         allocation=allocation, trace_path=trace_path, journal_path=journal_path,
         model_name=model_name, weight_format=weight_format, weight_group=weight_group,
         packed_path=packed_path, cpus=cpus, memory_fraction=memory_fraction,
-        max_prompt_bytes=max_prompt_bytes, kv_events_capacity=kv_events_capacity,
+        max_prompt_bytes=max_prompt_bytes, kv_store_max_bytes=kv_store_max_bytes,
+        kv_store_max_operations=kv_store_max_operations, kv_store_timeout_ms=kv_store_timeout_ms,
+        kv_store_secret=kv_store_secret, kv_events_capacity=kv_events_capacity,
         tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel,
         worker_timeout_ms=worker_timeout_ms,
     )
@@ -2260,6 +2462,18 @@ class Engine:
         (default): 64 for each token of max_model_len, at least 1048576. Tokenization takes up to 16
         bytes of memory for each byte of text, and up to 512 for each byte of a stretch of at most 2
         MiB without a place to cut (docs/models.md).
+    kv_store: Store of KV blocks outside of the pool. None: none. A request first waits for the
+        blocks of its prompt that the store has. Full blocks are written to the store. Needs the
+        prefix cache. Each engine needs a store of its own.
+    kv_store_max_bytes: Maximum number of bytes of the blocks that are read or written at a time. 0
+        (default): 268435456.
+    kv_store_max_operations: Maximum number of operations in flight, at most 65536. 0 (default): 64.
+    kv_store_timeout_ms: Time in milliseconds after which a request no longer waits for the store,
+        at most 3600000. If no block has arrived by then, requests do not wait for 8 times this
+        time. 0 (default): 1000.
+    kv_store_secret: Secret for the keys and checksums of the blocks (HMAC-SHA-256), at least 16
+        bytes, for a store that is not trusted. Only engines with the same secret share blocks. It
+        is copied.
     kv_events_capacity: Maximum number of KV events that wait for poll_kv_events(), at most 1048576.
         0 (default): no events are recorded. 16384 suits most hosts. Needs the prefix cache. Events
         take memory of the host: about 100 bytes and 4 for each token of a block, for each event and
@@ -2279,7 +2493,8 @@ class Engine:
         from the start.
     progress: Called as progress(done, total) with bytes of weights. An exception cancels the
         loading, and this constructor raises it. The model is loaded on another thread, so that
-        Ctrl-C cancels the loading as well.
+        Ctrl-C cancels the loading as well. A process that then ends first waits for the loading. If
+        the loading waits for other workers, this can take worker_timeout_ms.
     """
 
     def __init__(self, model_path: Path, *,
@@ -2300,7 +2515,11 @@ class Engine:
                  model_name: Optional[str] = None, weight_format: Optional[Weights] = None,
                  weight_group: Optional[int] = None, packed_path: Optional[Path] = None,
                  cpus: Optional[str] = None, memory_fraction: Optional[float] = None,
-                 max_prompt_bytes: Optional[int] = None, kv_events_capacity: Optional[int] = None,
+                 max_prompt_bytes: Optional[int] = None, kv_store: Optional[KvStore] = None,
+                 kv_store_max_bytes: Optional[int] = None,
+                 kv_store_max_operations: Optional[int] = None,
+                 kv_store_timeout_ms: Optional[int] = None, kv_store_secret: Optional[bytes] = None,
+                 kv_events_capacity: Optional[int] = None,
                  communicator: Optional[Communicator] = None, tensor_parallel: Optional[int] = None,
                  pipeline_parallel: Optional[int] = None, worker_timeout_ms: Optional[int] = None,
                  host_steps: bool = False, progress: Optional[Callable[[int, int], Any]] = None) -> None:
@@ -2317,11 +2536,13 @@ class Engine:
             journal_path=journal_path, model_name=model_name, weight_format=weight_format,
             weight_group=weight_group, packed_path=packed_path, cpus=cpus,
             memory_fraction=memory_fraction, max_prompt_bytes=max_prompt_bytes,
+            kv_store_max_bytes=kv_store_max_bytes, kv_store_max_operations=kv_store_max_operations,
+            kv_store_timeout_ms=kv_store_timeout_ms, kv_store_secret=kv_store_secret,
             kv_events_capacity=kv_events_capacity, tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel, worker_timeout_ms=worker_timeout_ms,
         )
         self._hooks = _Hooks()
-        self._handle = _create(options, budget, communicator, progress, self._hooks.free_engine)
+        self._handle = _create(options, budget, communicator, kv_store, progress, self._hooks.free_engine)
         if not host_steps:
             self.start()
 
@@ -2858,14 +3079,14 @@ class Engine:
         return _taken(text)
 
 
-def _create(options: Any, budget: Optional[Budget], communicator: Optional[Communicator],
+def _create(options: Any, budget: Optional[Budget], communicator: Optional[Communicator], kv_store: Optional[KvStore],
             progress: Optional[Callable[[int, int], Any]], free: Callable[[int], None]) -> _Handle:
     """Create an engine on another thread. ctypes would lose a KeyboardInterrupt in the callback."""
     loading = _Loading(progress)
 
     def load() -> _Handle:
         created = c_void_p()
-        loading.load(_lib.pllm_engine_create, options, budget, communicator, byref(created))
+        loading.load(_lib.pllm_engine_create, options, budget, communicator, kv_store, byref(created))
         return _Handle("engine", created.value or 0, free)
 
     loader = concurrent.futures.ThreadPoolExecutor(1, "pagedllm-load")
@@ -2894,19 +3115,24 @@ def run_worker(model_path: Path, *,
                model_name: Optional[str] = None, weight_format: Optional[Weights] = None,
                weight_group: Optional[int] = None, packed_path: Optional[Path] = None,
                cpus: Optional[str] = None, memory_fraction: Optional[float] = None,
-               max_prompt_bytes: Optional[int] = None, kv_events_capacity: Optional[int] = None,
+               max_prompt_bytes: Optional[int] = None, kv_store: Optional[KvStore] = None,
+               kv_store_max_bytes: Optional[int] = None,
+               kv_store_max_operations: Optional[int] = None,
+               kv_store_timeout_ms: Optional[int] = None, kv_store_secret: Optional[bytes] = None,
+               kv_events_capacity: Optional[int] = None,
                communicator: Optional[Communicator] = None, tensor_parallel: Optional[int] = None,
                pipeline_parallel: Optional[int] = None, worker_timeout_ms: Optional[int] = None,
                progress: Optional[Callable[[int, int], Any]] = None) -> None:
     """Run one of several workers that compute a model with the Engine of rank 0.
 
     That engine is in another process or thread. The options are those of the engine: the same model
-    and formats, and a communicator with another rank. The call loads this worker's part of the
-    model, and returns when the engine is closed. An error ends the engine, too: its calls raise
-    Code.INTERNAL.
+    and formats, and a communicator with another rank. A kv_store is ignored. The call loads this
+    worker's part of the model, and returns when the engine is closed. An error ends the engine,
+    too: its calls raise Code.INTERNAL.
 
-    progress: As for Engine. Ctrl-C ends the call and cancels the loading. A worker that has loaded
-        its part continues on another thread, until the engine is closed or this process ends.
+    progress: As for Engine. Ctrl-C ends the call and cancels the loading, and the end of the process
+        waits for it as for that of an engine. A worker that has loaded its part continues on another
+        thread, until the engine is closed or this process ends.
     """
     options = _c_engine_options(
         model_path=model_path,
@@ -2920,13 +3146,15 @@ def run_worker(model_path: Path, *,
         allocation=allocation, trace_path=trace_path, journal_path=journal_path,
         model_name=model_name, weight_format=weight_format, weight_group=weight_group,
         packed_path=packed_path, cpus=cpus, memory_fraction=memory_fraction,
-        max_prompt_bytes=max_prompt_bytes, kv_events_capacity=kv_events_capacity,
+        max_prompt_bytes=max_prompt_bytes, kv_store_max_bytes=kv_store_max_bytes,
+        kv_store_max_operations=kv_store_max_operations, kv_store_timeout_ms=kv_store_timeout_ms,
+        kv_store_secret=kv_store_secret, kv_events_capacity=kv_events_capacity,
         tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel,
         worker_timeout_ms=worker_timeout_ms,
     )
     loading = _Loading(progress)
     try:
-        _on_thread("pagedllm-worker", lambda: loading.load(_lib.pllm_worker_run, options, budget, communicator))
+        _on_thread("pagedllm-worker", lambda: loading.load(_lib.pllm_worker_run, options, budget, communicator, None))
     finally:
         loading.cancel()
 

@@ -133,7 +133,7 @@ def _engine_option(text: str) -> Any:
     name, equals, value = text.partition("=")
     types: Dict[str, Any] = typing.get_type_hints(pagedllm.Engine.__init__, vars(pagedllm))
     known = [one for one in inspect.signature(pagedllm.Engine).parameters
-             if one not in ("model_path", "progress", "budget", "host_steps")]
+             if one not in ("model_path", "progress", "budget", "communicator", "kv_store", "host_steps")]
     if not equals or name not in known:
         raise ValueError(f"--option {text!r} is no NAME=VALUE with one of the names {', '.join(known)}")
     choices = typing.get_args(types[name])

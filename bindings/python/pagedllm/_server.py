@@ -31,7 +31,7 @@ NUMBERS = {
 # Parameters that both endpoints have. "user" and "metadata" have no effect on the answer.
 COMMON = {*NUMBERS, "model", "stop", "stream", "stream_options", "n", "logit_bias", "ignore_eos", "user", "metadata"}
 STATUS = {
-    pagedllm.Code.INVALID_ARGUMENT: 400, pagedllm.Code.UNSUPPORTED: 400, pagedllm.Code.CAPACITY: 429,
+    pagedllm.Code.INVALID_ARGUMENT: 400, pagedllm.Code.UNSUPPORTED: 400, pagedllm.Code.CAPACITY: 400,
     pagedllm.Code.OUT_OF_MEMORY: 503, pagedllm.Code.CLOSED: 503, pagedllm.Code.BUSY: 503,
 }
 # OpenAI has no other reasons for the requests of this server.
@@ -125,7 +125,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._send_error(refused)
         except pagedllm.Error as error:
             code = "context_length_exceeded" if error.prompt_tokens else error.code.name.lower()
-            self._send_error(Refused(STATUS.get(error.code, 500), error.message, code=code))
+            status = 429 if error.code == pagedllm.Code.CAPACITY and error.is_temporary else STATUS.get(error.code, 500)
+            self._send_error(Refused(status, error.message, code=code))
 
     def _send_error(self, refused: Refused) -> None:
         if self._started:  # within a stream

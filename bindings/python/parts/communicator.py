@@ -78,17 +78,23 @@ class _Loading:
 
     def __init__(self, progress: Optional[Callable[[int, int], Any]]) -> None:
         self._progress = progress
-        self._finished = threading.Event()  # there are no further reports
+        # Set while there are no reports: a thread that cannot be started makes none.
+        self._finished = threading.Event()
+        self._finished.set()
         self._cancelled = False
         self._raised: Optional[BaseException] = None
         self._in_use.add(self)
 
     def load(self, call: Callable[..., None], options: Any, budget: Optional[Budget],
-             communicator: Optional[Communicator], *results: Any) -> None:
-        """Make the call with the options. If it succeeds, the library has the communicator."""
+             communicator: Optional[Communicator], kv_store: Optional[KvStore], *results: Any) -> None:
+        """Make the call with the options. If it succeeds, the library has the communicator and the store."""
         options.progress = _Progress(self._report)
+        # In this order: finish() cancels first, so it waits for this thread or keeps it from calling.
+        self._finished.clear()
         try:
-            with _held(budget), _held(communicator):
+            if self._cancelled:
+                raise Error(Code.CANCELLED, "the loading is cancelled")
+            with _held(budget), _held(communicator), _offered(kv_store, options):
                 options.budget = _pointer(budget)
                 if communicator is not None:
                     options.communicator = ctypes.pointer(communicator._struct)
@@ -120,12 +126,19 @@ class _Loading:
 
     @classmethod
     def finish(cls) -> None:
+        """Cancel each load, and wait until it makes no further report.
+
+        A load that waits for other ranks makes its next report after that wait. So this can take
+        worker_timeout_ms. A limit here would let the library call an interpreter that has ended.
+        """
         for loading in list(cls._in_use):
             loading.cancel()
             loading._finished.wait()
 
 
 atexit.register(_Loading.finish)
+# A forked child has no thread that loads.
+os.register_at_fork(after_in_child=_Loading._in_use.clear)
 
 _Value = TypeVar("_Value")
 

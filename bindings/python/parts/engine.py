@@ -23,7 +23,8 @@ class Engine:
         from the start.
     progress: Called as progress(done, total) with bytes of weights. An exception cancels the
         loading, and this constructor raises it. The model is loaded on another thread, so that
-        Ctrl-C cancels the loading as well.
+        Ctrl-C cancels the loading as well. A process that then ends first waits for the loading. If
+        the loading waits for other workers, this can take worker_timeout_ms.
     """
 
     def __init__(self, model_path: Path, *,
@@ -34,7 +35,7 @@ class Engine:
             # generated: arguments pllm_engine_options
         )
         self._hooks = _Hooks()
-        self._handle = _create(options, budget, communicator, progress, self._hooks.free_engine)
+        self._handle = _create(options, budget, communicator, kv_store, progress, self._hooks.free_engine)
         if not host_steps:
             self.start()
 
@@ -514,14 +515,14 @@ class Engine:
         return _taken(text)
 
 
-def _create(options: Any, budget: Optional[Budget], communicator: Optional[Communicator],
+def _create(options: Any, budget: Optional[Budget], communicator: Optional[Communicator], kv_store: Optional[KvStore],
             progress: Optional[Callable[[int, int], Any]], free: Callable[[int], None]) -> _Handle:
     """Create an engine on another thread. ctypes would lose a KeyboardInterrupt in the callback."""
     loading = _Loading(progress)
 
     def load() -> _Handle:
         created = c_void_p()
-        loading.load(_lib.pllm_engine_create, options, budget, communicator, byref(created))
+        loading.load(_lib.pllm_engine_create, options, budget, communicator, kv_store, byref(created))
         return _Handle("engine", created.value or 0, free)
 
     loader = concurrent.futures.ThreadPoolExecutor(1, "pagedllm-load")
@@ -538,12 +539,13 @@ def run_worker(model_path: Path, *,
     """Run one of several workers that compute a model with the Engine of rank 0.
 
     That engine is in another process or thread. The options are those of the engine: the same model
-    and formats, and a communicator with another rank. The call loads this worker's part of the
-    model, and returns when the engine is closed. An error ends the engine, too: its calls raise
-    Code.INTERNAL.
+    and formats, and a communicator with another rank. A kv_store is ignored. The call loads this
+    worker's part of the model, and returns when the engine is closed. An error ends the engine,
+    too: its calls raise Code.INTERNAL.
 
-    progress: As for Engine. Ctrl-C ends the call and cancels the loading. A worker that has loaded
-        its part continues on another thread, until the engine is closed or this process ends.
+    progress: As for Engine. Ctrl-C ends the call and cancels the loading, and the end of the process
+        waits for it as for that of an engine. A worker that has loaded its part continues on another
+        thread, until the engine is closed or this process ends.
     """
     options = _c_engine_options(
         model_path=model_path,
@@ -551,7 +553,7 @@ def run_worker(model_path: Path, *,
     )
     loading = _Loading(progress)
     try:
-        _on_thread("pagedllm-worker", lambda: loading.load(_lib.pllm_worker_run, options, budget, communicator))
+        _on_thread("pagedllm-worker", lambda: loading.load(_lib.pllm_worker_run, options, budget, communicator, None))
     finally:
         loading.cancel()
 

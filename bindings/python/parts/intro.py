@@ -62,6 +62,6 @@ from typing import (Any, AsyncGenerator, Callable, ContextManager, Dict, Generat
                     Sequence, Tuple, Type, TypeVar, Union)
 
 __all__ = ["Admission", "Allocation", "Batching", "Beam", "Budget", "BudgetInfo", "Code", "Communicator", "Completion", "DType", "Dry",
-           "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Isa", "LogitsHook", "Logprob", "ModelInfo", "Order",
+           "EarlyStopping", "Engine", "Error", "FinishReason", "Grammar", "Isa", "KvStore", "LogitsHook", "Logprob", "ModelInfo", "Order",
            "Output", "OutputKind", "Packed", "Plan", "Preemption", "Queue", "Sampling", "SequenceInfo", "Stats", "Step", "StopReason",
            "Weights", "build_info", "plan", "run_worker", "version"]

@@ -66,7 +66,8 @@ def _check(error: _Failure, _function: Any, _arguments: Any) -> None:
         try:
             # Both numbers are 0 unless a prompt is too long.
             raise Error(_lib.pllm_error_code(error), _lib.pllm_error_message(error).decode(),
-                        _lib.pllm_error_prompt_tokens(error) or None, _lib.pllm_error_max_model_len(error) or None)
+                        _lib.pllm_error_prompt_tokens(error) or None, _lib.pllm_error_max_model_len(error) or None,
+                        _lib.pllm_error_is_temporary(error) != 0)
         finally:
             _lib.pllm_error_free(error)
 

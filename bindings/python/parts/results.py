@@ -6,14 +6,16 @@ class Error(Exception):
 
     prompt_tokens: Number of tokens of a prompt that is too long. None for any other error.
     max_model_len: The limit of the engine for which a prompt is too long. None for any other error.
+    is_temporary: Whether the same call can succeed later without a change, for example when fewer requests wait.
     """
 
     def __init__(self, code: int, message: str, prompt_tokens: Optional[int] = None,
-                 max_model_len: Optional[int] = None) -> None:
+                 max_model_len: Optional[int] = None, is_temporary: bool = False) -> None:
         self.code = _member(Code, code)
         self.message = message
         self.prompt_tokens = prompt_tokens
         self.max_model_len = max_model_len
+        self.is_temporary = is_temporary
         super().__init__(self.code, message)
 
     def __str__(self) -> str:

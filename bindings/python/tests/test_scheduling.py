@@ -31,6 +31,7 @@ from pagedllm import (
     Budget,
     Code,
     DType,
+    Error,
     FinishReason,
     KvEventKind,
     KvMedium,
@@ -267,7 +268,9 @@ class Admission(Case):
         ):
             with self.subTest(limit), open_engine(host_steps=True, **limit) as engine:
                 engine.add("Hello", ENDLESS)
-                self.assertRefused(Code.CAPACITY, waits, engine.add, [70] * 4)
+                with self.assertRaisesRegex(Error, re.escape(waits)) as caught:
+                    engine.add([70] * 4)
+                self.assertEqual((caught.exception.code, caught.exception.is_temporary), (Code.CAPACITY, True))
                 self.assertEqual(engine.stats().admission_rejections, 1)
                 engine.step()
                 engine.add([70] * 4)

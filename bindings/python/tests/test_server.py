@@ -28,7 +28,7 @@ class Served(unittest.TestCase):
             key.write(f"{KEY}\n")
             key.flush()
             command = [sys.executable, "-m", "pagedllm", "serve", str(MODEL), "--port", "0", "--api-key-file", key.name,
-                       "-o", "kv_bytes=67108864"]
+                       "-o", "kv_bytes=8388608"]
             cls.server = subprocess.Popen(command, cwd=MODULE, stderr=subprocess.PIPE, text=True)
             line = cls.server.stderr.readline()
         cls.port = int(re.search(r"http://127\.0\.0\.1:(\d+)/v1", line)[1])
@@ -163,6 +163,7 @@ class Served(unittest.TestCase):
         self.assertEqual(refused(404, "is not served", CHAT, {"messages": QUESTION, "model": "other"})["code"], "model_not_found")
         too_long = refused(400, "max_model_len", "/v1/completions", {"prompt": [5] * 5000})
         self.assertEqual(too_long["code"], "context_length_exceeded")
+        refused(400, "KV blocks and the pool has", "/v1/completions", {"prompt": "a", "n": 64, "max_tokens": 1000})
         refused(404, "no POST /v1/nothing", "/v1/nothing", {})
         self.assertEqual(refused(401, "API key", CHAT, {"messages": QUESTION}, key="another")["code"], "invalid_api_key")
 

@@ -11,8 +11,9 @@ import sys
 import threading
 import unittest
 
-from support import EXPECTED, GREEDY, LAST_RESORT, MODEL, SMALL, Case, descriptors, open_engine
+from support import ENDLESS, EXPECTED, GREEDY, LAST_RESORT, MODEL, SMALL, Case, descriptors, open_engine
 
+import pagedllm
 from pagedllm import Code, Communicator, Engine, Error, plan, run_worker
 
 GROUP = f"{'/dev/shm' if os.access('/dev/shm', os.W_OK) else '/tmp'}/pagedllm-python-{os.getpid()}"
@@ -129,14 +130,14 @@ os.kill(os.getpid(), signal.SIGKILL)
     def test_ctrl_c_ends_a_worker_that_serves(self):
         process = self.start()
         with join(0) as world, Engine(MODEL, communicator=world, host_steps=True, **OF_TWO) as engine:
-            engine.add("Hello")
+            engine.add("Hello", ENDLESS)
             engine.step()
             process.send_signal(signal.SIGINT)
             # The process ends although its engine has not.
             self.assertEqual(process.wait(LAST_RESORT), -signal.SIGINT)
             self.assertIn("KeyboardInterrupt", process.stderr.read())
             with self.assertRaises(Error):
-                while True:
+                for _ in range(500):  # fewer steps than the request has
                     engine.step()
             self.assertEqual(engine.health().code, Code.INTERNAL)
 
@@ -152,6 +153,50 @@ run_worker(MODEL, communicator=world, progress=interrupt, **OF_TWO)
             self.assertRefused(Code.CANCELLED, "rank 1", Engine, MODEL, communicator=world, **OF_TWO)
         self.assertEqual(process.wait(LAST_RESORT), -signal.SIGINT)
         self.assertIn("KeyboardInterrupt", process.stderr.read())
+
+    def assertEnds(self, code):
+        """Run the code in a process. It must end with status 0."""
+        start = f"import sys\nsys.path[:0] = {sys.path!r}\nfrom test_workers import *\n"
+        ended = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=LAST_RESORT)
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+
+    def test_a_process_ends_if_no_thread_can_be_started(self):
+        self.assertEnds("""
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = refuse
+errors = []  # they refer to the loads
+for load in (lambda: Engine(MODEL), lambda: run_worker(MODEL)):
+    try:
+        load()
+    except RuntimeError as error:
+        errors.append(error)
+if len(errors) != 2:
+    sys.exit("not refused")
+""")
+
+    def test_a_forked_child_ends_while_its_parent_loads(self):
+        self.assertEnds("""
+loads, forked = threading.Event(), threading.Event()
+def wait(done, total):
+    loads.set()
+    forked.wait()
+thread = threading.Thread(target=open_engine, kwargs={"progress": wait})
+thread.start()
+loads.wait()
+child = os.fork()
+if child:
+    status = os.waitpid(child, 0)[1]
+    forked.set()
+    thread.join()
+    sys.exit(status)
+""")
+
+    def test_a_load_that_is_cancelled_before_it_starts_makes_no_call(self):
+        loading = pagedllm._Loading(None)
+        loading.cancel()
+        self.assertRefused(Code.CANCELLED, "cancelled", loading.load, self.fail, pagedllm._EngineOptions(), None, None, None)
+        self.assertTrue(loading._finished.is_set())
 
     def test_a_worker_releases_the_gil(self):
         failures = []
@@ -199,14 +244,19 @@ class Communicators(Case):
         self.assertFalse(os.path.exists(GROUP))
 
     def test_ctrl_c_ends_the_wait_for_other_ranks(self):
-        main = threading.main_thread().ident
-        timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
-        timer.start()
+        def interrupt():
+            self.assertEventually(lambda: os.path.exists(GROUP), "rank 0 waits")
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
         with self.assertRaises(KeyboardInterrupt):
-            Communicator.shared_memory(GROUP, 0, 2, timeout=5)
-        timer.join()
+            join(0)
+        thread.join()
+        # The rank leaves the group when the wait has ended.
         self.assertTrue(os.path.exists(GROUP))
-        self.assertEventually(lambda: not os.path.exists(GROUP), "the rank has left the group")
+        with join(1):
+            self.assertEventually(lambda: not os.path.exists(GROUP), "the rank has left the group")
 
     def test_errors_are_those_of_the_library(self):
         refused = self.assertRefused

@@ -55,8 +55,12 @@ use tables::{Key, Tables};
 use super::{BackendTypes, HeadGroups};
 use crate::error::{Error, Result};
 
+/// The driver reads 64-bit numbers of a fatbin in place, and toolkits align it to 64 bytes.
+#[repr(align(64))]
+struct Aligned<B>(B);
+
 /// The fatbin that build.rs compiled from `kernels/`. Empty if nvcc was missing.
-static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"));
+static IMAGE: &[u8] = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"))).0;
 
 /// Products of at least this many rows use cuBLASLt.
 const MIN_BLAS_ROWS: usize = 17;
@@ -156,5 +160,15 @@ impl Drop for CudaBackend {
     fn drop(&mut self) {
         // Queued work may still use the memory that is freed next.
         let _ = self.device.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fatbin_is_aligned() {
+        assert_eq!(IMAGE.as_ptr().addr() % 64, 0);
     }
 }

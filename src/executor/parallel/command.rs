@@ -4,7 +4,7 @@ use super::group::Group;
 use crate::backend::BatchSize;
 use crate::error::{Error, Result};
 use crate::sys::bytes::{as_bytes, as_bytes_mut};
-use crate::types::batch::{Batch, BlockCopy, BlockMove, Placeholder, Span, Tail};
+use crate::types::batch::{Batch, BlockCopy, BlockMove, Bounds, Placeholder, Span, Tail};
 
 /// What all workers do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,11 +43,20 @@ pub struct Message {
 impl Message {
     /// Creates a message with memory for the plans of batches up to `max`.
     pub fn for_batches(max: &BatchSize) -> Result<Message> {
-        let BatchSize { tokens, sequences, logits, table_entries, groups } = *max;
-        let lists = 8 + tokens * (2 + groups) + table_entries + logits + sequences * (3 + 2 * groups + 2);
         let mut words = Vec::new();
-        words.try_reserve_exact(HEADER + lists)?;
+        words.try_reserve_exact(HEADER + Message::plan_len(max))?;
         Ok(Message { words, next: 0 })
+    }
+
+    /// Returns the numbers in the lists of the plan of the largest batch.
+    fn plan_len(max: &BatchSize) -> usize {
+        let BatchSize { tokens, sequences, logits, table_entries, groups } = *max;
+        8 + tokens * (2 + groups) + table_entries + logits + sequences * (3 + 2 * groups + 2)
+    }
+
+    /// Returns the numbers in the lists of the longest message, if a list of blocks has up to `blocks`.
+    pub fn max_len(max: &BatchSize, blocks: usize) -> usize {
+        Message::plan_len(max).max(4 + 2 * blocks)
     }
 
     /// Starts a message that will have at most `capacity` numbers in its lists.
@@ -95,8 +104,9 @@ impl Message {
         if lists.is_empty() { Ok(()) } else { group.world().send(as_bytes(lists), group.place.next(), group.timeout()) }
     }
 
-    /// Waits for the next message, without a limit: an engine may be idle for any time.
-    pub fn receive(&mut self, group: &Group) -> Result<Kind> {
+    /// Waits for the next message, whose lists have up to `max_len` numbers. The wait has no limit: an
+    /// engine may be idle for any time.
+    pub fn receive(&mut self, group: &Group, max_len: usize) -> Result<Kind> {
         let receive = |words: &mut [u32], timeout| match group.place.is_first_stage() {
             true => group.workers.tensor.broadcast(as_bytes_mut(words), 0, timeout),
             false => group.world().receive(as_bytes_mut(words), group.place.previous(), timeout),
@@ -106,6 +116,9 @@ impl Message {
         let [kind, len] = header;
         let kind = Kind::ALL.into_iter().find(|&known| known as u32 == kind);
         let kind = kind.ok_or_else(|| Error::internal("rank 0 has sent an unknown command"))?;
+        if len as usize > max_len {
+            return Err(Error::internal(format!("rank 0 has sent a command of {len} numbers; the limit is {max_len}")));
+        }
         self.next = HEADER;
         self.words.clear();
         self.words.try_reserve(HEADER + len as usize)?;
@@ -151,9 +164,10 @@ impl Message {
         Ok(())
     }
 
-    pub fn take_moves(&mut self, moves: &mut Vec<BlockMove>) -> Result<()> {
+    pub fn take_moves(&mut self, moves: &mut Vec<BlockMove>, bounds: &Bounds) -> Result<()> {
         moves.clear();
-        fill(moves, self.take()?.map(|[device, host]| BlockMove { device, host }))
+        fill(moves, self.take()?.map(|[device, host]| BlockMove { device, host }))?;
+        check(bounds.contain_moves(moves))
     }
 
     pub fn put_blocks(&mut self, kind: Kind, blocks: &[u32], tail: Tail) -> Result<()> {
@@ -163,11 +177,12 @@ impl Message {
         Ok(())
     }
 
-    pub fn take_blocks(&mut self, blocks: &mut Vec<u32>) -> Result<Tail> {
+    pub fn take_blocks(&mut self, blocks: &mut Vec<u32>, bounds: &Bounds) -> Result<Tail> {
         blocks.clear();
         fill(blocks, self.take()?.map(|[block]| block))?;
-        let [blocks, slots] = self.take()?.next().unwrap_or_default();
-        Ok(Tail { blocks: blocks as usize, slots: slots as usize })
+        let [partial, slots] = self.take()?.next().unwrap_or_default().map(|number| number as usize);
+        check(bounds.contain(blocks) && partial <= blocks.len() && slots <= bounds.block_size)?;
+        Ok(Tail { blocks: partial, slots })
     }
 
     pub fn put_shrink(&mut self, moves: &[BlockCopy], blocks: usize) -> Result<()> {
@@ -177,11 +192,19 @@ impl Message {
         Ok(())
     }
 
-    pub fn take_shrink(&mut self, moves: &mut Vec<BlockCopy>) -> Result<usize> {
+    pub fn take_shrink(&mut self, moves: &mut Vec<BlockCopy>, bounds: &Bounds) -> Result<usize> {
         moves.clear();
         fill(moves, self.take()?.map(|[from, to]| BlockCopy { from, to }))?;
-        let [blocks] = self.take()?.next().unwrap_or_default();
-        Ok(blocks as usize)
+        let [blocks] = self.take()?.next().unwrap_or_default().map(|number| number as usize);
+        check(bounds.contain_copies(moves) && blocks <= bounds.blocks)?;
+        Ok(blocks)
+    }
+}
+
+fn check(is_valid: bool) -> Result<()> {
+    match is_valid {
+        true => Ok(()),
+        false => Err(Error::internal("rank 0 has sent a command about blocks that do not exist")),
     }
 }
 
@@ -214,28 +237,30 @@ mod tests {
         }
     }
 
+    const BOUNDS: Bounds = Bounds { blocks: 99, host_blocks: 3, block_size: 8, groups: 2, max_len: 100 };
+
     /// Reads all commands on a worker, and passes them on.
     fn follow(group: &Group) {
         let (mut message, mut received) = (Message::default(), Batch::default());
         let (mut moves, mut blocks, mut copies) = (Vec::new(), Vec::new(), Vec::new());
         let next = |message: &mut Message, kind| {
-            assert_eq!(message.receive(group).unwrap(), kind);
+            assert_eq!(message.receive(group, 40).unwrap(), kind);
             message.relay(group).unwrap();
         };
         next(&mut message, Kind::Step);
         message.take_step(&mut received).unwrap();
         assert_eq!(received, batch());
         next(&mut message, Kind::SwapIn);
-        message.take_moves(&mut moves).unwrap();
+        message.take_moves(&mut moves, &BOUNDS).unwrap();
         assert_eq!(moves, [BlockMove { device: 1, host: 2 }]);
         next(&mut message, Kind::Read);
-        assert_eq!(message.take_blocks(&mut blocks).unwrap(), Tail { blocks: 1, slots: 3 });
+        assert_eq!(message.take_blocks(&mut blocks, &BOUNDS).unwrap(), Tail { blocks: 1, slots: 3 });
         assert_eq!(blocks, [8, 9]);
         next(&mut message, Kind::Shrink);
-        assert_eq!(message.take_shrink(&mut copies).unwrap(), 77);
+        assert_eq!(message.take_shrink(&mut copies, &BOUNDS).unwrap(), 77);
         assert_eq!(copies, [BlockCopy { from: 1, to: 0 }]);
         next(&mut message, Kind::Exit);
-        assert!(message.take_blocks(&mut blocks).is_err(), "an exit has no lists");
+        assert!(message.take_blocks(&mut blocks, &BOUNDS).is_err(), "an exit has no lists");
     }
 
     #[test]
@@ -271,5 +296,45 @@ mod tests {
         assert!(message.take::<2>().is_err());
         let mut message = Message { words: vec![0, 1, u32::MAX], next: HEADER };
         assert!(message.take_step(&mut Batch::default()).is_err());
+    }
+
+    #[test]
+    fn commands_about_blocks_that_do_not_exist_are_refused() {
+        let written = |write: &dyn Fn(&mut Message) -> Result<()>| {
+            let mut message = Message::default();
+            write(&mut message).unwrap();
+            message.next = HEADER;
+            message
+        };
+        let moved = |device, host| written(&|message| message.put_moves(Kind::SwapIn, &[BlockMove { device, host }]));
+        let taken = |mut message: Message| message.take_moves(&mut Vec::new(), &BOUNDS).is_ok();
+        assert_eq!([taken(moved(98, 2)), taken(moved(99, 2)), taken(moved(98, 3))], [true, false, false]);
+        let read = |block, blocks, slots| written(&|message| message.put_blocks(Kind::Read, &[block], Tail { blocks, slots }));
+        let taken = |mut message: Message| message.take_blocks(&mut Vec::new(), &BOUNDS).is_ok();
+        let results = [taken(read(98, 1, 8)), taken(read(99, 1, 8)), taken(read(98, 2, 8)), taken(read(98, 1, 9))];
+        assert_eq!(results, [true, false, false, false]);
+        let shrunk = |to, blocks| written(&|message| message.put_shrink(&[BlockCopy { from: 1, to }], blocks));
+        let taken = |mut message: Message| message.take_shrink(&mut Vec::new(), &BOUNDS).is_ok();
+        assert_eq!([taken(shrunk(98, 99)), taken(shrunk(99, 99)), taken(shrunk(98, 100))], [true, false, false]);
+    }
+
+    #[test]
+    fn commands_that_are_too_long_are_refused_before_memory_is_allocated() {
+        let division = Division { tensor: 2, pipeline: 1 };
+        let ranks = Local::group(2).into_iter().map(|world| {
+            thread::spawn(move || {
+                let group = Group::new(Arc::new(world), division, Duration::from_secs(600)).unwrap();
+                if group.place.rank() == 0 {
+                    let mut header = [Kind::Step as u32, u32::MAX];
+                    return group.workers.tensor.broadcast(as_bytes_mut(&mut header), 0, None);
+                }
+                let mut message = Message::default();
+                let error = message.receive(&group, 1000).unwrap_err();
+                assert!(error.message().ends_with("a command of 4294967295 numbers; the limit is 1000"), "{error}");
+                assert_eq!(message.words.capacity(), 0);
+                Ok(())
+            })
+        });
+        ranks.collect::<Vec<_>>().into_iter().for_each(|rank| rank.join().unwrap().unwrap());
     }
 }

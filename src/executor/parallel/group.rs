@@ -48,8 +48,22 @@ impl Group {
         if division.pipeline > 1 && division.tensor > 1 {
             group.agree(group.world().check_split())?;
             group.workers.tensor = group.world().split(group.place.stage, Some(timeout))?;
+            group.agree(group.check_stage())?;
         }
         Ok(group)
+    }
+
+    /// Checks the result of the host's `split`, since another order of the ranks would give wrong sums.
+    fn check_stage(&self) -> Result<()> {
+        let WorkerPlace { division, tensor_rank, .. } = self.place;
+        let (rank, size) = (self.workers.tensor.rank(), self.workers.tensor.size());
+        match (rank, size) == (tensor_rank, division.tensor) {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "split of the communicator has returned rank {rank} of {size}; must be rank {tensor_rank} of {}",
+                division.tensor
+            ))),
+        }
     }
 
     /// Returns the communicator of all workers.
@@ -162,6 +176,54 @@ mod tests {
         }
         for min in on_ranks(3, |group| group.min_over_workers([group.place.rank() as u64, 9 - group.place.rank() as u64]).unwrap()) {
             assert_eq!(min, [0, 7]);
+        }
+    }
+
+    /// A rank whose `split` returns the whole group.
+    struct Undivided(Local);
+
+    impl Communicator for Undivided {
+        fn rank(&self) -> usize {
+            self.0.rank()
+        }
+
+        fn size(&self) -> usize {
+            self.0.size()
+        }
+
+        fn broadcast(&self, bytes: &mut [u8], root: usize, timeout: Option<Duration>) -> Result<()> {
+            self.0.broadcast(bytes, root, timeout)
+        }
+
+        fn all_gather(&self, bytes: &[u8], out: &mut [u8], timeout: Option<Duration>) -> Result<()> {
+            self.0.all_gather(bytes, out, timeout)
+        }
+
+        fn all_to_all(&self, bytes: &[u8], out: &mut [u8], timeout: Option<Duration>) -> Result<()> {
+            self.0.all_to_all(bytes, out, timeout)
+        }
+
+        fn send(&self, bytes: &[u8], to: usize, timeout: Option<Duration>) -> Result<()> {
+            self.0.send(bytes, to, timeout)
+        }
+
+        fn receive(&self, bytes: &mut [u8], from: usize, timeout: Option<Duration>) -> Result<()> {
+            self.0.receive(bytes, from, timeout)
+        }
+
+        fn split(&self, _color: usize, timeout: Option<Duration>) -> Result<Arc<dyn Communicator>> {
+            self.0.split(0, timeout)
+        }
+    }
+
+    #[test]
+    fn a_wrong_division_by_the_host_is_refused_on_all_ranks() {
+        let division = Division { tensor: 2, pipeline: 2 };
+        let new = |world| thread::spawn(move || Group::new(Arc::new(Undivided(world)), division, Duration::from_secs(60)).err().unwrap());
+        let ranks: Vec<_> = Local::group(4).into_iter().map(new).collect();
+        for (rank, error) in ranks.into_iter().map(|rank| rank.join().unwrap()).enumerate() {
+            let expected = format!("split of the communicator has returned rank {rank} of 4; must be rank {} of 2", rank % 2);
+            assert_eq!(error.message(), expected);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What rank 0 has of its group: the executor uses it, and the loading until the engine exists.
+//! The group of rank 0. The loading shares it with the executor until the engine exists.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

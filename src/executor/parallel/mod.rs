@@ -73,10 +73,14 @@ impl<B: Backend> ParallelExecutor<B> {
         self.keep_failure(relayed)
     }
 
-    /// Sends a message to the workers of this stage. Nothing is sent if there is no memory for it.
+    /// Sends a message to the workers of this stage. Nothing is sent if there is no memory for it, or
+    /// if the workers do not wait for commands yet.
     fn begin_command(&mut self, write: impl FnOnce(&mut Message) -> Result<()>) -> Result<()> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
+        }
+        if !self.lead.has_engine() {
+            return Err(Error::internal("the engine is still being created"));
         }
         write(&mut self.message)?;
         let sent = self.message.broadcast(&self.lead.group);
@@ -86,7 +90,7 @@ impl<B: Backend> ParallelExecutor<B> {
     /// Remembers an error of an exchange.
     fn keep_failure(&mut self, result: Result<()>) -> Result<()> {
         let Err(error) = result else { return Ok(()) };
-        let failure = match (&self.failure, self.lead.threads.failure()) {
+        let failure = match (&self.failure, self.lead.threads.failure().get()) {
             (Some(failure), _) => failure.clone(),
             (None, Some(cause)) => Error::internal(format!("{}; {}", error.message(), cause.message())),
             (None, None) => error,
@@ -266,10 +270,8 @@ impl<B: Backend> Drop for ParallelExecutor<B> {
     fn drop(&mut self) {
         // The devices of the others must not end an exchange in which this one still takes part.
         self.discard(None);
-        if self.lead.has_engine() {
-            // The others notice a lost connection, too.
-            let _ = self.command(Message::put_exit);
-        }
+        // The others notice a lost connection, too.
+        let _ = self.command(Message::put_exit);
     }
 }
 

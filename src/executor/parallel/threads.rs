@@ -12,8 +12,21 @@ use crate::sys::{quiet, threads};
 #[derive(Default)]
 pub struct WorkerThreads {
     threads: Vec<JoinHandle<()>>,
-    /// The first error of a worker.
-    failure: Arc<Mutex<Option<Error>>>,
+    failure: WorkerFailure,
+}
+
+/// The first error of a worker that no other rank has caused by its end.
+#[derive(Clone, Default)]
+pub struct WorkerFailure(Arc<Mutex<Option<Error>>>);
+
+impl WorkerFailure {
+    pub fn get(&self) -> Option<Error> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, error: Error) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
 }
 
 impl WorkerThreads {
@@ -27,9 +40,9 @@ impl WorkerThreads {
             // Rank 0 notices the end of a rank when its communicator is dropped.
             let kept = world.clone();
             let result = quiet::no_panic(|| work(world));
-            if let Err(error) = result.unwrap_or_else(|_| Err(Error::internal("the worker has panicked"))) {
-                let error = Error::new(error.code(), format!("rank {rank}: {}", error.message()));
-                failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            let result = result.unwrap_or_else(|_| Err(Error::internal("the worker has panicked")));
+            if let (Err(error), Ok(())) = (result, kept.check()) {
+                failure.set(Error::new(error.code(), format!("rank {rank}: {}", error.message())));
             }
             drop(kept);
         };
@@ -39,9 +52,9 @@ impl WorkerThreads {
         Ok(())
     }
 
-    /// Returns the first error of a worker.
-    pub fn failure(&self) -> Option<Error> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns the place of the first error.
+    pub fn failure(&self) -> &WorkerFailure {
+        &self.failure
     }
 }
 

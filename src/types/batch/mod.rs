@@ -82,6 +82,36 @@ pub struct Span {
     pub table: u32,
 }
 
+/// The blocks and positions that exist on a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    pub blocks: usize,
+    /// Blocks of the host tier.
+    pub host_blocks: usize,
+    pub block_size: usize,
+    /// Number of layer groups, which have block tables of their own.
+    pub groups: usize,
+    /// Maximum length of a sequence in tokens.
+    pub max_len: usize,
+}
+
+impl Bounds {
+    /// Returns whether all blocks exist.
+    pub fn contain(&self, blocks: &[u32]) -> bool {
+        blocks.iter().all(|&block| (block as usize) < self.blocks)
+    }
+
+    /// Returns whether the blocks of all copies exist.
+    pub fn contain_copies(&self, copies: &[BlockCopy]) -> bool {
+        copies.iter().all(|copy| self.contain(&[copy.from, copy.to]))
+    }
+
+    /// Returns whether the blocks of all moves exist on both sides.
+    pub fn contain_moves(&self, moves: &[BlockMove]) -> bool {
+        moves.iter().all(|moved| self.contain(&[moved.device]) && (moved.host as usize) < self.host_blocks)
+    }
+}
+
 impl Batch {
     /// Reserves space for the largest batch, so that no step allocates.
     pub fn reserve(&mut self, tokens: usize, sequences: usize, blocks: usize, groups: usize) -> Result<()> {
@@ -111,27 +141,29 @@ impl Batch {
         Ok(())
     }
 
-    /// Checks that no index is out of range. A batch of another process may have any numbers. The
-    /// block tables refer to `blocks` blocks of `block_size` tokens.
-    pub fn check(&self, blocks: usize, block_size: usize, groups: usize) -> Result<()> {
-        let (tokens, below) = (self.token_count(), |index: u32, limit: usize| (index as usize) < limit);
-        let tables_are_complete = |span: &Span| {
-            let (first, end) = (span.first_token as usize, span.first_token as usize + span.tokens as usize);
-            let last = end.checked_sub(1).filter(|&last| last >= first && last < tokens)?;
-            let entries = (self.positions[last] as usize / block_size + 1).checked_mul(groups)?;
-            Some((span.table as usize).checked_add(entries)? <= self.tables.len())
+    /// Checks that no index is out of range. A batch of another process may have any numbers.
+    pub fn check(&self, bounds: &Bounds) -> Result<()> {
+        let (tokens, groups, below) = (self.token_count(), bounds.groups, |index: u32, limit: usize| (index as usize) < limit);
+        let is_in_table = |span: &Span| {
+            let (first, end) = (span.first_token as usize, (span.first_token as usize).checked_add(span.tokens as usize)?);
+            let positions = self.positions.get(first..end)?;
+            let last = *positions.last()?;
+            let entries = (last as usize / bounds.block_size + 1).checked_mul(groups)?;
+            let is_complete = (span.table as usize).checked_add(entries)? <= self.tables.len();
+            Some(is_complete && below(last, bounds.max_len) && positions.iter().all(|&position| position <= last))
         };
         let is_valid = self.positions.len() == tokens
             && self.slots.len() == tokens * groups
-            && self.slots.iter().all(|&slot| slot == NO_SLOT || below(slot, blocks * block_size))
-            && self.spans.iter().all(|span| tables_are_complete(span) == Some(true))
-            && self.tables.iter().all(|&block| below(block, blocks))
+            && self.slots.iter().all(|&slot| slot == NO_SLOT || below(slot, bounds.blocks * bounds.block_size))
+            && self.spans.iter().all(|span| is_in_table(span) == Some(true))
+            && self.spans.iter().map(|span| span.tokens as usize).sum::<usize>() == tokens
+            && bounds.contain(&self.tables)
             && self.logit_rows.iter().all(|&row| below(row, tokens))
-            && self.copies.iter().all(|copy| below(copy.from, blocks) && below(copy.to, blocks))
+            && bounds.contain_copies(&self.copies)
             && self.placeholders.iter().all(|placeholder| below(placeholder.token, tokens));
         match is_valid {
             true => Ok(()),
-            false => Err(Error::internal("a batch refers to tokens or blocks that it does not have")),
+            false => Err(Error::internal("a batch refers to tokens, positions or blocks that it does not have")),
         }
     }
 
@@ -176,9 +208,18 @@ mod tests {
 
     #[test]
     fn indices_out_of_range_are_found() {
-        assert_eq!(batch().check(5, 8, 2), Ok(()));
-        assert!(batch().check(4, 8, 2).is_err() && batch().check(5, 4, 2).is_err() && batch().check(5, 8, 1).is_err());
-        let changes: [fn(&mut Batch); 12] = [
+        let bounds = Bounds { blocks: 5, host_blocks: 3, block_size: 8, groups: 2, max_len: 10 };
+        assert_eq!(batch().check(&bounds), Ok(()));
+        let smaller = [
+            Bounds { blocks: 4, ..bounds },
+            Bounds { block_size: 4, ..bounds },
+            Bounds { groups: 1, ..bounds },
+            Bounds { max_len: 9, ..bounds },
+        ];
+        assert!(smaller.iter().all(|bounds| batch().check(bounds).is_err()));
+        let changes: [fn(&mut Batch); 14] = [
+            |batch| batch.positions[0] = 2,
+            |batch| batch.spans[0].tokens = 1,
             |batch| batch.positions[2] = 16,
             |batch| batch.positions[2] = u32::MAX,
             |batch| _ = batch.positions.pop(),
@@ -195,7 +236,17 @@ mod tests {
         for (number, change) in changes.into_iter().enumerate() {
             let mut batch = batch();
             change(&mut batch);
-            assert!(batch.check(5, 8, 2).is_err(), "change {number}");
+            assert!(batch.check(&bounds).is_err(), "change {number}");
         }
+    }
+
+    #[test]
+    fn blocks_out_of_range_are_found() {
+        let bounds = Bounds { blocks: 5, host_blocks: 3, block_size: 8, groups: 2, max_len: 10 };
+        assert!(bounds.contain(&[0, 4]) && !bounds.contain(&[0, 5]));
+        let moves = |device, host| bounds.contain_moves(&[BlockMove { device, host }]);
+        assert!(moves(4, 2) && !moves(5, 2) && !moves(4, 3));
+        let copies = |from, to| bounds.contain_copies(&[BlockCopy { from, to }]);
+        assert!(copies(4, 4) && !copies(5, 4) && !copies(4, 5));
     }
 }

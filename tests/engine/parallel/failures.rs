@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Instant;
 
 use super::*;
 use crate::support::communicator::Intercepted;
@@ -129,6 +130,14 @@ fn rank_0_that_cannot_create_its_engine_fails_all_ranks() {
     assert_eq!(error.code(), Code::Io, "{error}");
 }
 
+#[test]
+fn the_loading_of_a_list_of_devices_can_be_cancelled() {
+    let model = Model::new();
+    let listed = EngineOptions { device: "cpu,cpu".into(), ..model.options(200) };
+    let error = Engine::load(&listed, &mut |_, _| false).err().unwrap();
+    assert_eq!(error.code(), Code::Cancelled, "{error}");
+}
+
 /// Runs a request on several workers. All exchanges of one of them fail from this number on.
 /// Returns how the engine and the workers end.
 fn run_with_failure(options: &EngineOptions, division: Division, failing: usize, exchange: u64) -> (Result<()>, Vec<Result<()>>) {
@@ -171,7 +180,9 @@ fn an_exchange_that_fails_at_any_time_ends_all_ranks() {
         for failing in 0..division.workers() {
             // Until no exchange of the request fails.
             for exchange in 0.. {
+                let began = Instant::now();
                 let (engine, workers) = run_with_failure(&options, division, failing, exchange);
+                assert!(began.elapsed() < TIMEOUT / 2, "{division:?}: a rank has waited for rank {failing} at exchange {exchange}");
                 if engine.is_ok() {
                     assert!(exchange > 20, "{division:?}: rank {failing} has {exchange} exchanges");
                     break;

@@ -174,15 +174,20 @@ func (s *Server) add(queue *pagedllm.Queue, request pagedllm.Request) error {
 		}
 	}
 	_, err := queue.Add(request)
-	if !errors.Is(err, pagedllm.ErrCapacity) {
+	if !isFull(err) {
 		return err
 	}
-	// The engine is full, or the request can never fit. The forecast distinguishes them.
 	forecast, err := queue.PredictAdmission(request)
 	if err != nil {
 		return err
 	}
 	return tooBusy(&forecast)
+}
+
+// isFull reports whether the engine has no place for a request at present.
+func isFull(err error) bool {
+	var e *pagedllm.Error
+	return errors.As(err, &e) && e.Code == pagedllm.ErrCapacity && e.IsTemporary
 }
 
 func tooBusy(forecast *pagedllm.Admission) error {

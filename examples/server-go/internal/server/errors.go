@@ -97,7 +97,7 @@ func toAPIError(err error) *apiError {
 func statusOf(code pagedllm.Code) int {
 	switch code {
 	case pagedllm.ErrInvalidArgument, pagedllm.ErrUnsupported, pagedllm.ErrCapacity:
-		// Of the errors of capacity, only those of a full engine can end: see add and noQueue.
+		// A full engine, whose error of capacity is temporary, has another status: see add.
 		return http.StatusBadRequest
 	case pagedllm.ErrNotFound:
 		return http.StatusNotFound

@@ -119,16 +119,18 @@ func (s *Server) startTurn(ctx context.Context, model *Model, t *turn) (*convers
 	}
 	// Special tokens mark the parts of a response.
 	request.RawPrompt, request.ShowSpecial = true, request.ShowSpecial || format != "text"
-	c := &conversation{turn: t, inCall: make([]bool, max(request.N, 1))}
+	c := &conversation{turn: t}
+	if c.generation, err = s.start(ctx, model, request, prompts{prompt}, t.stream); err != nil {
+		return nil, err
+	}
+	// Only now: start limits the number of choices and the length of the prompt.
+	choices := c.generation.results
+	c.inCall = make([]bool, choices)
 	if format != "text" {
-		if err := c.addParsers(model, t, format, prompt.text, max(request.N, 1)); err != nil {
-			c.closeParsers()
+		if err := c.addParsers(model, t, format, prompt.text, choices); err != nil {
+			c.close()
 			return nil, err
 		}
-	}
-	if c.generation, err = s.start(ctx, model, request, prompts{prompt}, t.stream); err != nil {
-		c.closeParsers()
-		return nil, err
 	}
 	return c, nil
 }

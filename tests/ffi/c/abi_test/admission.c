@@ -121,7 +121,10 @@ static void requests_beyond_the_waiting_limits_are_refused_with_the_numbers(void
         CHECK(admission.waiting_requests == 2 && admission.waiting_tokens == 2 * COUNT(PROMPT));
         id = 77;
         CAPACITY_SAYS(pllm_engine_add_request(engines[i], &request, &id), texts[i]);
-        CHECK(id == 77 && stats_of(engines[i]).admission_rejections == 1);
+        pllm_error *error = pllm_engine_add_request(engines[i], &request, &id);
+        CHECK(pllm_error_is_temporary(error) == 1);
+        pllm_error_free(error);
+        CHECK(id == 77 && stats_of(engines[i]).admission_rejections == 2);
         // After these requests have started, the next one may wait.
         step_of(engines[i]);
         CHECK(admission_of(engines[i], &request).admits == 1);

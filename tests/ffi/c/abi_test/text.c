@@ -165,9 +165,11 @@ static void a_prompt_that_is_too_long_reports_both_numbers(const pllm_engine *en
           pllm_error_max_model_len(error) == info.max_model_len);
     pllm_error_free(error);
     error = pllm_engine_abort(engine, 12345);
-    CHECK(error && !pllm_error_prompt_tokens(error) && !pllm_error_max_model_len(error));
+    CHECK(error && !pllm_error_prompt_tokens(error) && !pllm_error_max_model_len(error) &&
+          !pllm_error_is_temporary(error));
     pllm_error_free(error);
-    CHECK(!pllm_error_prompt_tokens(NULL) && !pllm_error_max_model_len(NULL));
+    CHECK(!pllm_error_prompt_tokens(NULL) && !pllm_error_max_model_len(NULL) &&
+          !pllm_error_is_temporary(NULL));
 }
 
 // Ends a request by `sampling`, and returns its last output. The caller frees the batch.

@@ -212,6 +212,18 @@ static void options_that_one_rank_refuses_are_errors_of_both(void) {
     }
 }
 
+static void a_missing_out_parameter_is_an_error_of_both(void) {
+    worker workers[2] = {{0}};
+    pllm_communicator c;
+    start_workers(workers, 2, 1);
+    join_group(&c, 2);
+    pllm_engine_options options = options_of(2, 1, &c);
+    INVALID(pllm_engine_create(&options, NULL));
+    pthread_join(workers[1].thread, NULL);
+    CHECK(workers[1].code == PLLM_E_INVALID_ARGUMENT);
+    c.close(c.user_data);
+}
+
 static void remove_send(pllm_communicator *c) { c->send = NULL; }
 static void keep_functions(pllm_communicator *c) { (void)c; }
 
@@ -299,6 +311,7 @@ const test workers_tests[] = {
     ALONE(several_workers_answer_as_one),
     ALONE(an_engine_ends_with_its_worker),
     ALONE(options_that_one_rank_refuses_are_errors_of_both),
+    ALONE(a_missing_out_parameter_is_an_error_of_both),
     ALONE(a_missing_function_of_one_rank_ends_both),
     ALONE(a_group_that_one_rank_cannot_divide_is_refused_by_all),
     ALONE(a_rank_0_without_an_engine_ends_its_workers),

@@ -88,8 +88,8 @@ int32_t check_error(worker *w, int function, pllm_error *error) {
     int32_t code = CALL(pllm_error_code, error);
     if (!error) {
         EXPECT(code == 0 && message[0] == 0 && CALL(pllm_error_prompt_tokens, NULL) == 0 &&
-                   CALL(pllm_error_max_model_len, NULL) == 0,
-               "NULL, which is success, has a code, a message or a prompt");
+                   CALL(pllm_error_max_model_len, NULL) == 0 && CALL(pllm_error_is_temporary, NULL) == 0,
+               "NULL, which is success, has a code, a message or a prompt, or is temporary");
         shared_status->succeeded[function]++;
         w->hash = mix(w->hash, (uint64_t)function);
         return 0;
@@ -108,6 +108,10 @@ int32_t check_error(worker *w, int function, pllm_error *error) {
     uint64_t max_len = CALL(pllm_error_max_model_len, error);
     EXPECT(tokens ? code == PLLM_E_INVALID_ARGUMENT && tokens >= max_len : max_len == 0,
            "%s: a prompt of %llu tokens is too long for %llu", name, LLU(tokens), LLU(max_len));
+    int32_t is_temporary = CALL(pllm_error_is_temporary, error);
+    EXPECT(code == PLLM_E_CAPACITY ? is_temporary == 0 || is_temporary == 1
+                                   : is_temporary == (code == PLLM_E_BUSY || code == PLLM_E_OUT_OF_MEMORY),
+           "%s: the error %d is temporary: %d", name, code, is_temporary);
     keep_or_free_error(w, error);
     return code;
 }

@@ -42,6 +42,7 @@
     FALLIBLE(pllm_engine_get_metrics) INFALLIBLE(pllm_engine_budget)                            \
     FALLIBLE(pllm_engine_health) FALLIBLE(pllm_engine_get_token_bytes)                          \
     INFALLIBLE(pllm_error_prompt_tokens) INFALLIBLE(pllm_error_max_model_len)                   \
+    INFALLIBLE(pllm_error_is_temporary)                                                         \
     FALLIBLE(pllm_queue_create) INFALLIBLE(pllm_queue_free) FALLIBLE(pllm_queue_get_event_fd)   \
     FALLIBLE(pllm_queue_poll) INFALLIBLE(pllm_outputs_len) INFALLIBLE(pllm_outputs_get)         \
     INFALLIBLE(pllm_outputs_free) FALLIBLE(pllm_engine_tokenize)                                \
