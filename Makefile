@@ -31,7 +31,7 @@ export PAGEDLLM_LIBRARY := $(LIB)
 # Packages for the registries of languages, made and tested (scripts/wheel.sh, scripts/node-package.sh).
 .PHONY: wheel node-package test-packages
 .PHONY: demo test stages setup lib tool tool-setup header man manual lint test-rust test-soak soak test-c test-tsan test-abi test-cpp test-go test-python test-java test-node test-examples test-tool \
-        test-server-go test-server-cpp test-install test-kernels test-connectors test-mpi test-parallel connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-workers bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick scale clean
+        test-server-go test-server-cpp test-install test-kernels test-ptx test-connectors test-mpi test-parallel connectors install-connectors cuda-toolkit install dist bench bench-engines bench-fairness bench-kv-store bench-workers bench-long bench-polling bench-quality bench-quick bench-scheduler bench-sequences bench-serving bench-swap fuzz paper paper-quick scale clean
 
 demo: $(TOOL)
 	$(TOOL) inspect $(MODEL)
@@ -148,9 +148,17 @@ test-abi: lib
 	tests/ffi/abi/soname.sh $(LIBDIR)
 	tests/ffi/abi/symbols.sh $(LIB) $(GLIBC_FLOOR)
 
-# Tests of the replacement for a CUDA device.
+# Tests of the replacement for a CUDA device, and a selection of test-ptx, in less than two minutes.
 test-kernels:
 	tests/cuda/build.sh target/cuda-shim test
+	python3 -B tests/ptx/test_interpreter.py
+	tests/ptx/run.py quick
+
+# Compiles all kernels to PTX and interprets it, for some minutes.
+test-ptx:
+	@scripts/setup.sh ptx
+	python3 -B tests/ptx/test_interpreter.py
+	tests/ptx/run.py all
 
 # Libraries with KV stores (docs/kv-stores.md). They need the header of the library only.
 connectors:

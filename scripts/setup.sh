@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# usage: setup.sh demo|test|tool|tsan|paper|wheel|connectors
-# Installs the packages and tools for `make lib`, `make test`, `make tool`, `make test-tsan`, `make paper`, `make wheel` or `make connectors` on Debian or Ubuntu.
+# usage: setup.sh demo|test|tool|tsan|paper|wheel|connectors|ptx
+# Installs the packages and tools for `make lib`, `make test`, `make tool`, `make test-tsan`, `make paper`, `make wheel`, `make connectors` or `make test-ptx` on Debian or Ubuntu.
 # If it cannot install one (no root, no network), it prints the command that does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -64,9 +64,9 @@ if [ "$what" = test ] && ! command -v valkey-server >/dev/null && ! command -v r
     apt-cache show valkey-server >/dev/null 2>&1 && missing+=(valkey-server) || missing+=(redis-server)
 fi
 [ "$what" != tsan ] || command_of clang clang
-[ "$what" != paper ] && [ "$what" != wheel ] || command_of python3 python3
+[ "$what" != paper ] && [ "$what" != wheel ] && [ "$what" != ptx ] || command_of python3 python3
 install_missing
-if [ "$what" = test ] || [ "$what" = paper ] || [ "$what" = wheel ]; then
+if [ "$what" = test ] || [ "$what" = paper ] || [ "$what" = wheel ] || [ "$what" = ptx ]; then
     python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
     install_missing
 fi
@@ -105,9 +105,9 @@ if [ "$what" = tsan ]; then
 fi
 [ "$what" != wheel ] && [ "$what" != test ] || python_packages scripts/wheel/requirements.txt wheel-tools
 [ "$what" != paper ] || python_packages benches/paper/requirements.txt paper
+[ "$what" != ptx ] && [ "$what" != test ] || python_packages tests/ptx/requirements.txt ptx
+[ "$what" != ptx ] && [ "$what" != test ] || scripts/cuda-toolkit.sh
 [ "$what" = test ] || exit 0
-
-scripts/cuda-toolkit.sh
 
 # The minimal profile of rustup has no clippy and no rustfmt.
 if ! cargo clippy --version >/dev/null 2>&1 || ! cargo fmt --version >/dev/null 2>&1; then

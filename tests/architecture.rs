@@ -125,6 +125,7 @@ const PLAIN_TEXT: &[&str] = &[
     "tests/model",
     "tests/mpi",
     "tests/process",
+    "tests/ptx",
     "tests/replay",
     "tests/scheduler",
     "tests/scripts",

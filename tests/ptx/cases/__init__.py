@@ -1,0 +1,8 @@
+"""The cases, by the file of their kernels."""
+from . import cache, draw, elementwise, experts, few_rows, norm, plain, products, records, tensor
+
+MODULES = (products, records, few_rows, experts, elementwise, norm, cache, draw, plain, tensor)
+
+
+def all_cases():
+    return [case for module in MODULES for case in module.cases()]

@@ -1,0 +1,92 @@
+"""Defects of kernels, as changes of their PTX. Their cases have to fail."""
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lab import Case, Lab, Mismatch
+from ptx.machine import Machine
+from ptx.parser import PtxError
+
+
+@dataclass
+class Mutant:
+    """A change of a kernel, and the name of the case that finds it."""
+    kernel: str
+    name: str
+    case: str
+    change: Callable
+
+    def run(self, module, cases, seed):
+        """Returns how the case fails. None: it passes."""
+        case: Case = next(case for case in cases if case.name == self.case)
+        try:
+            case.run(Lab(Machine(module.changed(self.kernel, self.change)), seed))
+        except (Mismatch, PtxError) as error:
+            return str(error)
+        return None
+
+
+def replaced(text, pattern, by, which):
+    """Replaces one occurrence of a pattern, or all of them if `which` is None."""
+    found = list(re.finditer(pattern, text))
+    if not found:
+        raise LookupError(f"no {pattern!r} in the PTX")
+    chosen = found if which is None else [found[which]]
+    for match in reversed(chosen):
+        text = text[:match.start()] + match.expand(by) + text[match.end():]
+    return text
+
+
+def longer_wait(text):
+    """Waits for one group of asynchronous copies less."""
+    return re.sub(r"(cp\.async\.wait_group )(\d+)", lambda match: f"{match[1]}{int(match[2]) + 1}", text)
+
+
+def without(pattern, which=None, by=""):
+    return lambda text: replaced(text, pattern, by, which)
+
+
+def barriers(kernel, case, *which):
+    """Mutants without a barrier of the block. Only some launches need all barriers of a kernel."""
+    return [Mutant(kernel, f"without barrier {i}", case, without(r"bar\.sync\s+0;", i)) for i in which]
+
+
+def warp_barriers(kernel, case, *which):
+    return [Mutant(kernel, f"without barrier {i} of a warp", case, without(r"bar\.warp\.sync\s+-1;", i)) for i in which]
+
+
+DECODE, PREFILL = "attention_decode_bf16_64", "attention_prefill_bf16_128"
+MUTANTS = [
+    *(Mutant(kernel, "wait_group + 1", case, longer_wait) for kernel, case in (
+        ("matmul_bf16_16", "matmul_bf16_16, 9 x 40 x 1048"),
+        ("matmul_f16_64", "matmul_f16_64, 9 x 40 x 1048"),
+        ("matmul_fp8_128", "matmul_fp8_128, 9 x 40 x 1048"),
+        ("matmul_codes8_by32_64", "matmul_codes8_by32_64, 7 x 37 x 300"),
+        (DECODE, f"{DECODE}, 3 parts"),
+        ("attention_decode_int8_256", "attention_decode_int8_256, 3 parts"),
+        (PREFILL, f"{PREFILL}, four chunks"),
+        ("attention_prefill_fp8_80", "attention_prefill_fp8_80, four chunks"),
+    )),
+    *(Mutant(kernel, "ldmatrix without .trans", case, without(r"\.trans", which)) for kernel, case, which in (
+        (DECODE, f"{DECODE}, 3 parts", 0),
+        ("attention_decode_fp8_64", "attention_decode_fp8_64, 3 parts", None),
+        (PREFILL, f"{PREFILL}, four chunks", -1),
+    )),
+    Mutant("matmul_bf16_64", "ldmatrix with .trans", "matmul_bf16_64, 13 x 70 x 203", without(r"\.x4\.shared", 0, ".x4.trans.shared")),
+    *barriers("matmul_bf16_16", "matmul_bf16_16, 9 x 40 x 1048", 0),
+    *barriers("matmul_f32_64", "matmul_f32_64, 13 x 70 x 203", 0),
+    *barriers("matmul_codes4_by32_64", "matmul_codes4_by32_64, 7 x 37 x 300", 0),
+    *barriers("few_rows_bf16_8", "few_rows_bf16_8, 2312 columns", 0),
+    *barriers(DECODE, f"{DECODE}, 3 parts", 0, 1),
+    *barriers(PREFILL, f"{PREFILL}, four chunks", 0, 1),
+    *barriers("attention_plain_bf16", "attention_plain_bf16, chunk, soft cap", 0, 1),
+    *barriers("norm_rows", "norms of 700 numbers", 1, 2, 3),
+    *barriers("sort_routes", "sort_routes, 37 rows", 0),
+    *barriers("draw_rows", "draw_rows, top-k and top-p", 1),
+    *barriers("draw_rows", "draw_rows, edits and masks", 4),
+    *warp_barriers(DECODE, f"{DECODE}, 340 tokens", 0, 1),
+    *warp_barriers("store_kv_bf16", "store_kv_bf16", 0),
+    *warp_barriers("route", "route, softmax, normalized", 2, 3),
+    Mutant("matmul_bf16_16", "a copy to the next chunk", "matmul_bf16_16, 9 x 40 x 1048",
+           without(r"(cp\.async\.cg\.shared\.global \[%r\d+)\]", 0, r"\1+16]")),
+]

@@ -1,0 +1,254 @@
+"""Tests of the interpreter, with kernels of a few lines."""
+import contextlib
+import importlib.util
+import io
+import pathlib
+import sys
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+PACKAGES = HERE.parents[1] / "build" / "ptx"
+if PACKAGES.is_dir():
+    sys.path.insert(0, str(PACKAGES))
+if importlib.util.find_spec("numpy") is None:
+    print("skipped: the tests of the interpreter because numpy is missing; run scripts/setup.sh test")
+    sys.exit(0)
+sys.path.insert(0, str(HERE))
+
+import numpy as np
+
+import run
+from lab import Case, Lab
+from ptx import numbers
+from ptx.machine import Machine
+from ptx.parser import Module, PtxError
+
+HEAD = """
+.shared .align 16 .b8 tile[1024];
+.visible .entry kernel(
+    .param .u64 kernel_param_0,
+    .param .u64 kernel_param_1
+)
+{
+    .reg .pred %p<4>;
+    .reg .b32 %r<16>;
+    .reg .b64 %rd<8>;
+    .reg .f32 %f<16>;
+    ld.param.u64 %rd1, [kernel_param_0];
+    ld.param.u64 %rd2, [kernel_param_1];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd3, %r1, 4;
+    add.s64 %rd4, %rd1, %rd3;
+    add.s64 %rd5, %rd2, %rd3;
+    mov.u32 %r2, tile;
+    shl.b32 %r3, %r1, 2;
+    add.s32 %r4, %r2, %r3;
+"""
+# Stores the word of a thread to shared memory, and reads that of another one.
+EXCHANGE = "xor.b32 %r5, %r3, {distance}; add.s32 %r6, %r2, %r5; st.shared.u32 [%r4], %r1; {barrier} ld.shared.u32 %r7, [%r6];"
+STORE = "st.global.u32 [%rd4], {}; ret;"
+
+
+class Interpreter(unittest.TestCase):
+    def run_kernel(self, body, threads=64, given=None):
+        """Returns the u32 that the threads write. `given` is the second buffer."""
+        lab = Lab(Machine(Module(HEAD + body + "\n}\n")))
+        out = lab.allocate(4 * threads)
+        given = np.arange(threads, dtype=np.uint32) if given is None else given
+        lab.launch("kernel", (1, 1, 1), threads, out, lab.put(given))
+        return lab.get(out, (threads,), np.uint32)
+
+    def assert_found(self, problem, body, **options):
+        with self.assertRaisesRegex(PtxError, problem):
+            self.run_kernel(body, **options)
+
+    def test_barriers_order_accesses(self):
+        for distance, barrier in ((4, "bar.warp.sync -1;"), (128, "bar.sync 0;")):
+            got = self.run_kernel(EXCHANGE.format(distance=distance, barrier=barrier) + STORE.format("%r7"))
+            np.testing.assert_array_equal(got, np.arange(64) ^ distance // 4)
+
+    def test_missing_barriers_are_races(self):
+        for distance, barrier in ((4, ""), (128, ""), (128, "bar.warp.sync -1;")):
+            self.assert_found("race", EXCHANGE.format(distance=distance, barrier=barrier) + STORE.format("%r7"))
+
+    def test_a_write_after_a_read_without_a_barrier_is_a_race(self):
+        body = EXCHANGE.format(distance=128, barrier="bar.sync 0;") + "st.shared.u32 [%r4], 7; ret;"
+        self.assert_found("another thread reads", body)
+
+    def test_threads_may_write_the_same_number_only(self):
+        self.run_kernel("st.shared.u32 [%r2], 7; ret;")
+        self.assert_found("different numbers", "st.shared.u32 [%r2], %r1; ret;")
+        self.assert_found("different numbers", "st.global.u32 [%rd1], %r1; ret;")
+
+    def test_atomic_additions_are_no_race(self):
+        body = """st.shared.u32 [%r2], 0; bar.sync 0; atom.shared.add.u32 %r5, [%r2], 1;
+                  atom.shared.add.u32 %r5, [%r2], 2; bar.sync 0; ld.shared.u32 %r6, [%r2];""" + STORE.format("%r6")
+        self.assertEqual(set(self.run_kernel(body)), {192})
+        self.assert_found("atomic addition", body.replace("bar.sync 0;", "", 1))
+        self.assert_found("race", body.replace("add.u32 %r5, [%r2], 2; bar.sync 0;", "add.u32 %r5, [%r2], 2;"))
+
+    def test_bounds_alignment_and_inputs_are_checked(self):
+        for problem, body in (
+            ("is not in an allocation", "ld.global.u32 %r5, [%rd4+4];"),
+            ("is not in an allocation", "st.global.u32 [%rd4+256], %r1;"),
+            ("not a multiple of 4", "ld.global.u32 %r5, [%rd4+2];"),
+            ("not a multiple of 16", "ld.shared.v4.u32 {%r5, %r6, %r7, %r8}, [%r4];"),
+            ("is read-only", "st.global.u32 [%rd5], %r1;"),
+            ("beyond the 1024 bytes", "st.shared.u32 [%r4+1000], %r1;"),
+        ):
+            self.assert_found(problem, body + "ret;")
+
+    def test_copies_write_at_their_wait(self):
+        body = """cp.async.ca.shared.global [%r4], [%rd5], 4, {size}; cp.async.commit_group; cp.async.commit_group;
+                  cp.async.wait_group {pending}; ld.shared.u32 %r7, [%r4];""" + STORE.format("%r7")
+        np.testing.assert_array_equal(self.run_kernel(body.format(size=4, pending=1)), np.arange(64))
+        np.testing.assert_array_equal(self.run_kernel(body.format(size=0, pending=0)), np.zeros(64))
+        self.assert_found("pending", body.format(size=4, pending=2))
+
+    def test_memory_that_was_not_written_is_nan(self):
+        got = self.run_kernel("ld.shared.f32 %f1, [%r4]; add.f32 %f2, %f1, 0f3F800000; st.global.f32 [%rd4], %f2; ret;")
+        self.assertTrue(np.isnan(got.view(np.float32)).all())
+
+    def test_threads_diverge_and_join(self):
+        body = """and.b32 %r5, %r1, 3; mov.u32 %r6, 0;
+            $loop: add.s32 %r6, %r6, %r5; setp.eq.u32 %p1, %r5, 0; @%p1 bra $end; sub.s32 %r5, %r5, 1; bra.uni $loop;
+            $end: setp.lt.u32 %p2, %r6, 6; vote.sync.ballot.b32 %r7, %p2, -1;
+            add.s32 %r8, %r6, %r7;""" + STORE.format("%r8")
+        sums = np.array([0, 1, 3, 6])[np.arange(64) % 4]
+        np.testing.assert_array_equal(self.run_kernel(body), (sums + 0x77777777).astype(np.uint32))
+
+    def test_threads_that_never_arrive_are_found(self):
+        skipping = "setp.lt.u32 %p1, %r1, 5; @%p1 bra $end; {} $end: ret;"
+        self.assert_found("never arrive", skipping.format("bar.sync 0;"))
+        self.assert_found("never arrive", skipping.format("shfl.sync.bfly.b32 %r5|%p2, %r1, 1, 31, -1;"))
+        self.assert_found("never arrive", "setp.lt.u32 %p1, %r1, 32; @%p1 bra $other; bar.sync 0; ret; $other: bar.sync 0; ret;")
+
+    def test_the_previous_kernel_is_waited_for(self):
+        self.run_kernel("griddepcontrol.wait; st.global.u32 [%rd4], %r1; ret;")
+        self.assert_found("before the wait", "st.global.u32 [%rd4], %r1; griddepcontrol.wait; ret;")
+        self.assert_found("without waiting", "setp.lt.u32 %p1, %r1, 5; @%p1 bra $end; griddepcontrol.wait; $end: ret;")
+
+    def test_registers_of_inline_assembly_are_its_own(self):
+        body = """setp.lt.u32 %p1, %r1, 5; { .reg .pred %p1; setp.ge.u32 %p1, %r1, 60; bar.red.popc.u32 %r5, 0, %p1; }
+                  selp.b32 %r6, %r5, 9, %p1;""" + STORE.format("%r6")
+        np.testing.assert_array_equal(self.run_kernel(body), [4] * 5 + [9] * 59)
+
+    def test_unknown_instructions_are_errors(self):
+        for body in ("frobnicate.u32 %r1, %r2;", "bar.sync 1, 32;", "@%p1 add.s32 %r1, %r1, 1;", "atom.shared.max.u32 %r5, [%r2], 1;"):
+            self.assert_found("unknown PTX", body + "ret;")
+
+    def test_ldmatrix_and_mma_multiply_matrices(self):
+        """Rows of a and of b transposed are in shared memory. The result has the registers of d."""
+        random = np.random.default_rng(1)
+        a, b = random.integers(-4, 5, (16, 16)).astype(np.float16), random.integers(-4, 5, (16, 8)).astype(np.float16)
+        lab = Lab(Machine(Module(MULTIPLY)))
+        out = lab.out(4, 32)
+        lab.launch("multiply", (1, 1, 1), 32, out, lab.put(np.concatenate([a.ravel(), b.T.ravel()])))
+        d = lab.get(out, (4, 32), np.float32)
+        lane = np.arange(32)
+        for register in range(4):
+            rows, columns = lane // 4 + 8 * (register // 2), lane % 4 * 2 + register % 2
+            np.testing.assert_array_equal(d[register], (a.astype(float) @ b.astype(float))[rows, columns])
+
+
+MULTIPLY = """
+.shared .align 16 .b8 tile[1024];
+.visible .entry multiply(
+    .param .u64 multiply_param_0,
+    .param .u64 multiply_param_1
+)
+{
+    .reg .b32 %r<32>;
+    .reg .b64 %rd<8>;
+    .reg .f32 %f<8>;
+    ld.param.u64 %rd1, [multiply_param_0];
+    ld.param.u64 %rd2, [multiply_param_1];
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, tile;
+    mul.wide.u32 %rd3, %r1, 16;
+    add.s64 %rd4, %rd2, %rd3;
+    shl.b32 %r3, %r1, 4;
+    add.s32 %r4, %r2, %r3;
+    cp.async.cg.shared.global [%r4], [%rd4], 16, 16;
+    and.b32 %r5, %r1, 15;
+    mul.wide.u32 %rd3, %r5, 16;
+    add.s64 %rd4, %rd2, %rd3;
+    shl.b32 %r6, %r5, 4;
+    add.s32 %r7, %r2, %r6;
+    cp.async.cg.shared.global [%r7+512], [%rd4+512], 16, 16;
+    cp.async.commit_group;
+    cp.async.wait_group 0;
+    bar.sync 0;
+    shl.b32 %r8, %r5, 5;
+    shr.u32 %r9, %r1, 4;
+    shl.b32 %r10, %r9, 4;
+    add.s32 %r11, %r8, %r10;
+    add.s32 %r12, %r2, %r11;
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r13,%r14,%r15,%r16}, [%r12];
+    and.b32 %r5, %r1, 7;
+    shl.b32 %r8, %r5, 5;
+    shr.u32 %r9, %r1, 3;
+    and.b32 %r9, %r9, 1;
+    shl.b32 %r10, %r9, 4;
+    add.s32 %r11, %r8, %r10;
+    add.s32 %r12, %r2, %r11;
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r17,%r18,%r19,%r20}, [%r12+512];
+    mov.f32 %f1, 0f00000000;
+    mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f2,%f3,%f4,%f5}, {%r13,%r14,%r15,%r16}, {%r17,%r18}, {%f1,%f1,%f1,%f1};
+    mul.wide.u32 %rd3, %r1, 4;
+    add.s64 %rd4, %rd1, %rd3;
+    st.global.f32 [%rd4], %f2;
+    st.global.f32 [%rd4+128], %f3;
+    st.global.f32 [%rd4+256], %f4;
+    st.global.f32 [%rd4+384], %f5;
+    ret;
+}
+"""
+
+
+class Numbers(unittest.TestCase):
+    def test_bf16_is_rounded_once(self):
+        """1 + 2^-8 is between two numbers. A part that f32 cannot hold beside it decides."""
+        one, tie = 0x3F80, 0x3B80  # 1, 2^-8
+        packed = [np.array([number], np.uint32) for number in (tie, one, one)]
+        self.assertEqual(numbers.fma_bf16x2(*packed)[0] & 0xFFFF, 0x3F80)
+        for more, rounded in ((0, 0x3F80), (2.0 ** -40, 0x3F81), (-2.0 ** -40, 0x3F80)):
+            exact = np.array([1 + 2.0 ** -8 + more])
+            self.assertEqual(numbers.to_bf16(numbers.rounded_to_odd(exact))[0], rounded)
+
+    def test_e4m3_rounds_to_even_and_saturates(self):
+        for number, code in ((448.0, 0x7E), (1e9, 0x7E), (-1.0, 0xB8), (17.0, 0x58), (19.0, 0x5A), (2.0 ** -10, 0), (3 * 2.0 ** -10, 2)):
+            self.assertEqual(numbers.to_e4m3(np.array([number]))[0], code, number)
+        np.testing.assert_array_equal(numbers.to_e4m3(numbers.from_e4m3(np.arange(127))), np.arange(127))
+
+    def test_products_of_64_bits_have_an_upper_half(self):
+        random = np.random.default_rng(2)
+        a, b = random.integers(0, 1 << 64, (2, 50), np.uint64)
+        wanted = [int(x) * int(y) >> 64 for x, y in zip(a, b)]
+        self.assertEqual(numbers.multiply_high(a, b).tolist(), wanted)
+
+
+class Runner(unittest.TestCase):
+    def setUp(self):
+        self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+
+    def test_a_kernel_without_a_case_is_a_failure(self):
+        checked = run.Run("")
+        checked.coverage(["norm_rows", "invented", "attention_wgmma_bf16_64"], {"norm_rows"})
+        self.assertEqual(checked.failures, ["invented"])
+
+    def test_an_exception_that_is_not_needed_is_a_failure(self):
+        checked = run.Run("")
+        run.check_exceptions(checked, list(run.NOT_EXECUTED)[1:], set())
+        self.assertEqual(checked.failures, list(run.NOT_EXECUTED)[:1])
+
+    def test_a_case_launches_the_kernels_that_it_names(self):
+        module = Module(HEAD + "ret;\n}\n")
+        checked = run.Run("")
+        launch = lambda lab: lab.launch("kernel", (1, 1, 1), 32, 0, 0)
+        checked.cases(module, [Case("right", ["kernel"], launch), Case("wrong", ["kernel", "other"], launch)])
+        self.assertEqual((checked.passed, checked.failures), (1, ["wrong"]))
+
+
+if __name__ == "__main__":
+    unittest.main()
