@@ -1580,9 +1580,9 @@ uint64_t pllm_error_prompt_tokens(const pllm_error *error);
 // for NULL.
 uint64_t pllm_error_max_model_len(const pllm_error *error);
 
-// Returns 1 if the same call can succeed later, without a change of its arguments or of the options:
-// too many requests wait, a queue is full, other engines hold the budget, the engine is busy, or the
-// system has no memory left. 0 for any other error, and for NULL.
+// Returns 1 if the same call can succeed later, without a change of its arguments or of the
+// options: too many requests wait, a queue is full, other engines hold the budget, the engine is
+// busy, or the system has no memory left. 0 for any other error, and for NULL.
 int32_t pllm_error_is_temporary(const pllm_error *error);
 
 // Frees an error. NULL is allowed.

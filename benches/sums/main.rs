@@ -1,7 +1,9 @@
-//! The cost of sums whose bits do not depend on the length of a message: those of the library, which
-//! add in the order of the ranks, beside a ring, whose order depends on the part of the message.
+//! The cost of sums whose bits do not depend on the length of a message: those of the library,
+//! which add in the order of the ranks, beside a ring, whose order depends on the part of the
+//! message.
 //!
-//! usage: cargo bench --bench sums [-- RANKS]     default 2; the ranks are threads that share memory
+//! usage: cargo bench --bench sums [-- RANKS]     default 2; the ranks are threads that share
+//! memory
 
 #[path = "../common.rs"]
 mod common;

@@ -18,8 +18,8 @@ use crate::types::options::{BeamParams, Dry, MAX_PRIORITY, OutputKind, SamplingP
 use crate::types::timing::Timing;
 use crate::types::{RequestId, SeqId};
 
-/// Maximum number of tokens that the sequences of one request copy in one step, with the hashes of their
-/// blocks. It takes about 1 ms for each million.
+/// Maximum number of tokens that the sequences of one request copy in one step, with the hashes of
+/// their blocks. It takes about 1 ms for each million.
 const MAX_COPIED_TOKENS: usize = 4 << 20;
 
 /// The parameters of a request. It owns its data, since the host may free those of the C struct
@@ -427,8 +427,8 @@ fn check_priority(priority: i32) -> Result<()> {
     }
 }
 
-/// Checks the tokens that the sequences of a request copy in one step. Samples copy the prompt when it is
-/// complete. Beams copy each other at any length.
+/// Checks the tokens that the sequences of a request copy in one step. Samples copy the prompt when
+/// it is complete. Beams copy each other at any length.
 fn check_copies(prompt: usize, max_len: usize, branching: Branching) -> Result<()> {
     let (what, len) = match branching {
         Branching::Samples(_) => ("samples of a prompt", prompt),

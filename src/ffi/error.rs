@@ -126,9 +126,9 @@ pub unsafe extern "C" fn pllm_error_max_model_len(error: *const pllm_error) -> u
     unsafe { error.as_ref() }.and_then(|error| error.prompt).map_or(0, |prompt| prompt.max_model_len as u64)
 }
 
-/// Returns 1 if the same call can succeed later, without a change of its arguments or of the options:
-/// too many requests wait, a queue is full, other engines hold the budget, the engine is busy, or the
-/// system has no memory left. 0 for any other error, and for NULL.
+/// Returns 1 if the same call can succeed later, without a change of its arguments or of the
+/// options: too many requests wait, a queue is full, other engines hold the budget, the engine is
+/// busy, or the system has no memory left. 0 for any other error, and for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_error_is_temporary(error: *const pllm_error) -> i32 {
     // SAFETY: the caller's contract.

@@ -244,7 +244,8 @@ fn all_workers_free_the_blocks_that_a_budget_takes_back() {
     }
 }
 
-/// The pool is smaller than its maximum from the start: because of the budget, or of another engine.
+/// The pool is smaller than its maximum from the start: because of the budget, or of another
+/// engine.
 #[test]
 fn all_workers_have_the_pool_that_a_budget_grants_at_the_start() {
     let model = Model::new();

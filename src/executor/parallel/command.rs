@@ -54,7 +54,8 @@ impl Message {
         8 + tokens * (2 + groups) + table_entries + logits + sequences * (3 + 2 * groups + 2)
     }
 
-    /// Returns the numbers in the lists of the longest message, if a list of blocks has up to `blocks`.
+    /// Returns the numbers in the lists of the longest message, if a list of blocks has up to
+    /// `blocks`.
     pub fn max_len(max: &BatchSize, blocks: usize) -> usize {
         Message::plan_len(max).max(4 + 2 * blocks)
     }
@@ -104,8 +105,8 @@ impl Message {
         if lists.is_empty() { Ok(()) } else { group.world().send(as_bytes(lists), group.place.next(), group.timeout()) }
     }
 
-    /// Waits for the next message, whose lists have up to `max_len` numbers. The wait has no limit: an
-    /// engine may be idle for any time.
+    /// Waits for the next message, whose lists have up to `max_len` numbers. The wait has no limit:
+    /// an engine may be idle for any time.
     pub fn receive(&mut self, group: &Group, max_len: usize) -> Result<Kind> {
         let receive = |words: &mut [u32], timeout| match group.place.is_first_stage() {
             true => group.workers.tensor.broadcast(as_bytes_mut(words), 0, timeout),

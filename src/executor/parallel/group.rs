@@ -53,7 +53,8 @@ impl Group {
         Ok(group)
     }
 
-    /// Checks the result of the host's `split`, since another order of the ranks would give wrong sums.
+    /// Checks the result of the host's `split`, since another order of the ranks would give wrong
+    /// sums.
     fn check_stage(&self) -> Result<()> {
         let WorkerPlace { division, tensor_rank, .. } = self.place;
         let (rank, size) = (self.workers.tensor.rank(), self.workers.tensor.size());

@@ -73,8 +73,8 @@ impl<B: Backend> ParallelExecutor<B> {
         self.keep_failure(relayed)
     }
 
-    /// Sends a message to the workers of this stage. Nothing is sent if there is no memory for it, or
-    /// if the workers do not wait for commands yet.
+    /// Sends a message to the workers of this stage. Nothing is sent if there is no memory for it,
+    /// or if the workers do not wait for commands yet.
     fn begin_command(&mut self, write: impl FnOnce(&mut Message) -> Result<()>) -> Result<()> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
