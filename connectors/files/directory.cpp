@@ -97,7 +97,7 @@ Directory::Directory(const std::string &path, uint64_t max_bytes) : directory_(o
     // If the directory is read-only, its values can still be read.
     mkdirat(fd(), TEMPORARY, 0700);
     for (const char digit : std::string_view(DIGITS)) mkdirat(fd(), std::string(1, digit).c_str(), 0700);
-    thread_ = spawn([this] { run(); });
+    thread_ = pllm_connector::spawn([this] { run(); });
 }
 
 Directory::~Directory() {

@@ -14,7 +14,7 @@
 #include <string>
 #include <thread>
 
-#include "connector.hpp"
+#include "jobs.hpp"
 
 namespace pllm_files {
 
