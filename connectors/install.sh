@@ -6,7 +6,7 @@ built=$(cd "$1" && pwd) prefix=$(mkdir -p "$2" && cd "$2" && pwd)
 cd "$(dirname "$0")"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' ../Cargo.toml | head -n 1)
 mkdir -p "$prefix"/{include,lib/pkgconfig}
-for name in files valkey; do
+for name in files valkey nixl; do
     install -m 755 "$built/libpagedllm_$name.so.1" "$prefix/lib/libpagedllm_$name.so.$version"
     ln -sf "libpagedllm_$name.so.$version" "$prefix/lib/libpagedllm_$name.so.1"
     ln -sf "libpagedllm_$name.so.1" "$prefix/lib/libpagedllm_$name.so"
