@@ -11,6 +11,7 @@ void Peers::look_up(const std::string &name, Clock::time_point now) {
     const auto found = peers_.find(name);
     if (found == peers_.end() && peers_.size() >= MAX_PEERS) return;
     Peer &peer = found == peers_.end() ? peers_[name] : found->second;
+    peer.used = now;
     const bool is_known = is_usable(name, now) && now < peer.checked + lease_ / 3;
     if (is_known || now < peer.avoided_until) return;
     peer.checked = now;
@@ -52,6 +53,11 @@ void Peers::fail(const std::string &name, Clock::time_point now) {
     found->second.avoided_until = now + lease_;
 }
 
+void Peers::use(const std::string &name, Clock::time_point now) {
+    const auto found = peers_.find(name);
+    if (found != peers_.end()) found->second.used = now;
+}
+
 void Peers::unload(const std::string &name, Peer &peer) {
     if (peer.is_loaded) agent_.unload(name);
     peer.is_loaded = peer.is_alive = false;
@@ -59,7 +65,7 @@ void Peers::unload(const std::string &name, Peer &peer) {
 
 void Peers::sweep(Clock::time_point now) {
     for (auto peer = peers_.begin(); peer != peers_.end();) {
-        const bool is_unused = now > peer->second.checked + 4 * lease_ && now >= peer->second.avoided_until;
+        const bool is_unused = now > peer->second.used + 4 * lease_ && now >= peer->second.avoided_until;
         if (is_unused) unload(peer->first, peer->second);
         peer = is_unused ? peers_.erase(peer) : std::next(peer);
     }

@@ -25,6 +25,9 @@ public:
     // A transfer has failed, or does not end: the peer is not used for the time of a lease.
     void fail(const std::string &name, Clock::time_point now);
 
+    // Notes that values of a peer are being read.
+    void use(const std::string &name, Clock::time_point now);
+
     // Forgets the peers that were not used for several leases.
     void sweep(Clock::time_point now);
 
@@ -33,7 +36,7 @@ public:
 private:
     struct Peer {
         bool is_alive = false, is_loaded = false, has_ended = false;
-        Clock::time_point checked = Clock::time_point::min(), avoided_until = Clock::time_point::min();
+        Clock::time_point checked{}, used{}, avoided_until{};
     };
 
     void process(const std::string &name, const Reply &reply);

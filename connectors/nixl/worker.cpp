@@ -260,6 +260,7 @@ void Worker::progress_reads() {
 // free when the transfer has ended.
 bool Worker::progress(Read &read, Clock::time_point now) {
     if (!read.request && !read.is_done) start_read(read, now);
+    if (!read.is_done) peers_.use(read.location.agent, now);
     const Transfer state = read.request ? agent_.state(read.request) : Transfer::RUNNING;
     if (state == Transfer::DONE && !read.is_done) end_read(read);
     const bool is_late = now >= read.deadline && !read.is_done;

@@ -105,7 +105,7 @@ private:
     Index index_;
     Peers peers_;
     std::list<Read> reads_;
-    Clock::time_point renewed_ = Clock::time_point::min(), next_renewal_ = Clock::time_point::min();
+    Clock::time_point renewed_{}, next_renewal_{};
     uint64_t announced_connections_ = 0;
     uint64_t next_announced_ = 0;  // sequence number from which on values are announced again
     size_t announcements_ = 0;     // that are left
