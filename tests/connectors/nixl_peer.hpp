@@ -11,17 +11,10 @@
 
 using Change = std::function<void(pllm_nixl_store_options &)>;
 
-// The path of libnixl_capi.so, which run.sh sets.
-inline const char *nixl_library() {
-    const char *path = std::getenv("NIXL_LIBRARY");
-    if (!path) std::abort();
-    return path;
-}
-
 inline pllm_nixl_store_options options_for_tests() {
     pllm_nixl_store_options options;
     pllm_nixl_store_options_init(&options, sizeof options);
-    options.library = nixl_library();
+    options.library = std::getenv("NIXL_LIBRARY");  // set by run.sh
     options.max_bytes = 64 << 20;
     options.staging_bytes = 16 << 20;
     options.lease_ms = 600;

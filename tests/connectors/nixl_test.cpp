@@ -297,17 +297,20 @@ TEST(Nixl, a_password_and_a_database_are_used) {
     for (int i = 0; i < 3; i++) EXPECT_EQ(status_of_get(stranger, 1), FAILED);
 }
 
-TEST(Nixl, a_missing_library_or_backend_is_an_error) {
+TEST(NixlWithoutLibrary, a_missing_library_is_an_error) {
     EXPECT_EQ(error_of([](auto &o) { o.library = "/nowhere/libnixl_capi.so"; }),
               "5: NIXL cannot be loaded (/nowhere/libnixl_capi.so: cannot open shared object file: No such file or directory); install "
               "NIXL, and set library to the path of its libnixl_capi.so");
     EXPECT_EQ(error_of([](auto &o) { o.library = "libhiredis.so"; }),
               "5: libhiredis.so is no C API of NIXL, or an old one (nixl_capi_create_agent is missing); install NIXL 1.x");
+}
+
+TEST(Nixl, a_missing_backend_is_an_error) {
     EXPECT_EQ(error_of([](auto &o) { o.backend = "NOTHING"; }),
               "5: backend is NOTHING, which NIXL cannot load; set NIXL_PLUGIN_DIR to the folder of its plugins");
 }
 
-TEST(Nixl, wrong_options_are_refused) {
+TEST(NixlWithoutLibrary, wrong_options_are_refused) {
     const std::string long_text(5000, 'x'), long_path = "/" + std::string(107, 'x');
     EXPECT_EQ(error_of([](auto &o) { o.port = 0; }), "1: port is 0; must be 1 to 65535");
     EXPECT_EQ(error_of([](auto &o) { o.host = ""; }), "1: host is empty or contains a NUL byte; set it to a name, an address or a path");
