@@ -62,10 +62,13 @@ public:
     bool remove(uint64_t token, const uint8_t *key) { return worker_.start({Job::REMOVE, token, {key, key + KEY_BYTES}}); }
 
     uint64_t poll(uint64_t timeout_us, pllm_kv_completion *out, uint64_t capacity) {
-        const uint64_t count = completions_.take(out, capacity);
-        if (count > 0 || timeout_us == 0) return count;
-        completions_.wait(std::min<uint64_t>(timeout_us, UINT32_MAX));
-        return completions_.take(out, capacity);
+        const auto end = Clock::now() + std::chrono::microseconds(std::min<uint64_t>(timeout_us, UINT32_MAX));
+        for (;;) {
+            const uint64_t count = completions_.take(out, capacity);
+            const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - Clock::now()).count();
+            if (count > 0 || left <= 0) return count;
+            completions_.wait(static_cast<uint64_t>(left));
+        }
     }
 
 private:
