@@ -31,3 +31,5 @@ library() {
 }
 library files "${uring[@]}"
 library valkey $(pkg-config --cflags --libs hiredis)
+# NIXL is loaded when a store is opened.
+library nixl $(pkg-config --cflags --libs hiredis) -ldl

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# usage: install.sh BUILT PREFIX
-# Installs the connectors that build.sh has built in the folder BUILT, with files for pkg-config and CMake. No
+# usage: install.sh BUILT PREFIX [NAME]...     default: files valkey nixl
+# Installs connectors that build.sh has built in the folder BUILT, with files for pkg-config and CMake. No
 # installed file contains PREFIX.
 set -euo pipefail
 built=$(cd "$1" && pwd) prefix=$(mkdir -p "$2" && cd "$2" && pwd)
+names=("${@:3}")
+[ ${#names[@]} -gt 0 ] || names=(files valkey nixl)
 cd "$(dirname "$0")"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' ../Cargo.toml | head -n 1)
 mkdir -p "$prefix"/{include,lib/pkgconfig,share/doc/pagedllm}
-for name in files valkey; do
+for name in "${names[@]}"; do
     library=libpagedllm_$name.so cmake=$prefix/lib/cmake/pagedllm_$name
     strip --strip-unneeded -o "$prefix/lib/$library.$version" "$built/$library.1"
     chmod 755 "$prefix/lib/$library.$version"

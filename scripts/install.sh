@@ -50,7 +50,8 @@ fi
 
 connectors=build/connectors
 if [ -f "$connectors/libpagedllm_valkey.so.1" ]; then
-    connectors/install.sh "$connectors" "$prefix"
+    # Without the store for NIXL, which `make install-connectors` installs.
+    connectors/install.sh "$connectors" "$prefix" files valkey
 else
     echo "the KV stores are not installed ($connectors is missing): run 'make connectors' first" >&2
 fi

@@ -126,6 +126,7 @@ fi
 python_packages tests/data/templates/requirements.txt references
 python_packages tests/servers/requirements.txt servers
 python_packages packaging/conan/requirements.txt conan
+tests/connectors/nixl.sh build/nixl || { echo "NIXL is missing. Run: tests/connectors/nixl.sh build/nixl" >&2; exit 1; }
 # Only the file of the package is needed.
 python_packages tests/data/published/requirements.txt models --no-deps
 # Java 22 or newer, which older releases of Debian and Ubuntu do not have.

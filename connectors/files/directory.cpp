@@ -99,7 +99,7 @@ Directory::Directory(const std::string &path, uint64_t max_bytes) : directory_(o
     for (const char digit : std::string_view(DIGITS)) mkdirat(fd(), std::string(1, digit).c_str(), 0700);
     // Before the first write, whose budget depends on what the directory has.
     evict(false);
-    thread_ = spawn([this] { run(); });
+    thread_ = pllm_connector::spawn([this] { run(); });
 }
 
 Directory::~Directory() {

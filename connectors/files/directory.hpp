@@ -15,7 +15,7 @@
 #include <thread>
 #include <utility>
 
-#include "connector.hpp"
+#include "jobs.hpp"
 
 namespace pllm_files {
 

@@ -72,7 +72,7 @@ public:
 private:
     bool transfer(Job::Kind kind, uint64_t token, const uint8_t *key, const pllm_kv_buffer *buffers, uint64_t buffers_len) {
         Job job{kind, token, {key, key + pllm_connector::KEY_BYTES}};
-        job.parts = parts_of(buffers, buffers_len);
+        job.parts = pllm_connector::parts_of(buffers, buffers_len);
         job.len = pllm_connector::total_len(buffers, buffers_len);
         return start(std::move(job));
     }

@@ -1,8 +1,6 @@
 #include "threads.hpp"
 
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,56 +10,6 @@
 #include "directory.hpp"
 
 namespace pllm_files {
-
-Completions::Completions() : event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (event_ < 0)
-        throw Error{PLLM_E_CAPACITY, std::string("the system has no event descriptor (") + std::strerror(errno) + "); raise RLIMIT_NOFILE"};
-}
-
-Completions::~Completions() { ::close(event_); }
-
-void Completions::expect() {
-    std::lock_guard lock(mutex_);
-    ended_.reserve(ended_.size() + expected_ + 1);
-    expected_++;
-}
-
-void Completions::cancel_expected() {
-    std::lock_guard lock(mutex_);
-    expected_--;
-}
-
-void Completions::add(uint64_t token, uint32_t status, uint64_t bytes) noexcept {
-    {
-        std::lock_guard lock(mutex_);
-        ended_.push_back({token, bytes, status, 0});  // within the reserved memory
-        expected_--;
-    }
-    eventfd_write(event_, 1);
-}
-
-uint64_t Completions::take(pllm_kv_completion *out, uint64_t capacity) {
-    std::lock_guard lock(mutex_);
-    const size_t count = std::min<size_t>(ended_.size(), capacity);
-    std::copy_n(ended_.begin(), count, out);
-    ended_.erase(ended_.begin(), ended_.begin() + static_cast<std::ptrdiff_t>(count));
-    return count;
-}
-
-void Completions::wait(uint64_t timeout_us) {
-    pollfd event = {event_, POLLIN, 0};
-    const timespec timeout = {static_cast<time_t>(timeout_us / 1'000'000), static_cast<long>(timeout_us % 1'000'000) * 1000};
-    eventfd_t value;
-    if (ppoll(&event, 1, &timeout, nullptr) > 0) eventfd_read(event_, &value);
-}
-
-Parts parts_of(const pllm_kv_buffer *buffers, uint64_t buffers_len) {
-    Parts parts;
-    parts.reserve(buffers_len);
-    for (uint64_t i = 0; i < buffers_len; i++)
-        if (buffers[i].len > 0) parts.push_back({buffers[i].data, buffers[i].len});
-    return parts;
-}
 
 namespace {
 
@@ -96,7 +44,7 @@ int64_t transfer_all(Parts &parts, Transfer transfer) {
 Threads::Threads(Directory &directory, Completions &completions, unsigned threads)
     : directory_(directory), completions_(completions), max_writing_(std::max(threads, 2u) - 1) {
     try {
-        for (unsigned i = 0; i < threads; i++) threads_.push_back(spawn([this] { run(); }));
+        for (unsigned i = 0; i < threads; i++) threads_.push_back(pllm_connector::spawn([this] { run(); }));
     } catch (...) {
         stop();
         throw;

@@ -1,71 +1,21 @@
 // Threads that execute the operations of a store with plain system calls.
 #pragma once
 
-#include <csignal>
-#include <sys/uio.h>
-
 #include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-#include "connector.hpp"
+#include "jobs.hpp"
 
 namespace pllm_files {
 
 class Directory;
 
-// Starts a thread that runs no signal handler of the host. A write beyond RLIMIT_FSIZE then fails,
-// and its signal does not end the process.
-template <class Function>
-std::thread spawn(Function &&function) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    struct Restore {
-        const sigset_t &mask;
-        ~Restore() { pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
-    } restore{before};
-    return std::thread(std::forward<Function>(function));
-}
-
-// The operations that have ended. Any thread adds them, and the thread of the engine takes them.
-class Completions {
-public:
-    Completions();
-    ~Completions();
-
-    // Reserves memory for the end of one more operation, so that `add` cannot fail.
-    void expect();
-    void cancel_expected();
-    void add(uint64_t token, uint32_t status, uint64_t bytes = 0) noexcept;
-    uint64_t take(pllm_kv_completion *out, uint64_t capacity);
-
-    // Waits until the event is signalled, which `add` does.
-    void wait(uint64_t timeout_us);
-    int event() const { return event_; }
-
-private:
-    std::mutex mutex_;
-    std::vector<pllm_kv_completion> ended_;
-    size_t expected_ = 0;
-    int event_;
-};
-
-// The parts of a value.
-using Parts = std::vector<iovec>;
-Parts parts_of(const pllm_kv_buffer *buffers, uint64_t buffers_len);
-
-// An operation. `keys` has one key, or those of `exists`.
-struct Job {
-    enum Kind { EXISTS, GET, PUT, REMOVE } kind;
-    uint64_t token;
-    std::vector<uint8_t> keys;
-    uint8_t *found = nullptr;
-    Parts parts = {};
-    uint64_t len = 0;
-};
+using pllm_connector::Completions;
+using pllm_connector::Job;
+using pllm_connector::Parts;
 
 class Threads {
 public:

@@ -1,14 +1,18 @@
 // Computes one request on an engine with a store, and prints its tokens with the bits of their log
 // probabilities. The last line has the statistics of the store.
-// usage: engine MODEL_DIR none | files DIRECTORY | valkey SOCKET
+// usage: engine MODEL_DIR none | files DIRECTORY | valkey SOCKET | nixl SOCKET [hold]
+// With `hold`, the engine keeps its store until the end of the standard input.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <threads.h>
+#include <time.h>
 
 #include "pagedllm_files.h"
+#include "pagedllm_nixl.h"
 #include "pagedllm_valkey.h"
 
-enum { PROMPT = 500, OUTPUT = 24 };
+enum { PROMPT = 500, OUTPUT = 24, FULL_BLOCKS = 31 };
 
 static void check(pllm_error *error) {
     if (!error) return;
@@ -31,6 +35,14 @@ static void open_store(const char *kind, const char *place, pllm_kv_store *store
         options.host = place;
         options.timeout_ms = 500;
         code = pllm_valkey_store_open(&options, store, error, sizeof error);
+    } else if (!strcmp(kind, "nixl")) {
+        pllm_nixl_store_options options;
+        pllm_nixl_store_options_init(&options, sizeof options);
+        options.library = getenv("NIXL_LIBRARY");
+        options.host = place;
+        options.max_bytes = 64 << 20;
+        options.lease_ms = 2000;
+        code = pllm_nixl_store_open(&options, store, error, sizeof error);
     }
     if (code == 0) return;
     fprintf(stderr, "error %d: %s\n", (int)code, error);
@@ -47,6 +59,18 @@ static void print_outputs(pllm_outputs *outputs) {
         }
     }
     pllm_outputs_free(outputs);
+}
+
+// Steps until the store has all full blocks of the prompt, for 20 seconds at most.
+static void store_blocks(pllm_engine *engine) {
+    const struct timespec pause = {0, 10 * 1000 * 1000};
+    pllm_stats stats = {.struct_size = sizeof stats};
+    for (int i = 0; i < 2000 && stats.kv_store_stored < FULL_BLOCKS; i++) {
+        pllm_step step = {.struct_size = sizeof step};
+        check(pllm_engine_step(engine, &step));
+        check(pllm_engine_get_stats(engine, &stats));
+        thrd_sleep(&pause, NULL);
+    }
 }
 
 int main(int argc, char **argv) {
@@ -85,8 +109,12 @@ int main(int argc, char **argv) {
         check(pllm_queue_poll(pllm_engine_queue(engine), 0, &outputs));
         print_outputs(outputs);
     } while (step.unfinished);
+    const int holds = argc > 4;
+    if (holds) store_blocks(engine);
     pllm_stats stats = {.struct_size = sizeof stats};
     check(pllm_engine_get_stats(engine, &stats));
     fprintf(stderr, "hits %llu failures %llu\n", (unsigned long long)stats.kv_store_hits, (unsigned long long)stats.kv_store_failures);
+    fflush(stdout);
+    while (holds && getchar() != EOF) continue;
     pllm_engine_free(engine);
 }

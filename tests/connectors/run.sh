@@ -10,31 +10,44 @@ lib=${PAGEDLLM_LIB_DIR:-$root/target/release}
 build=${BUILD:-$root/build/connectors-tests}
 [ $# -gt 0 ] || set -- none
 warnings=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -g1 -O1)
-include=("-I$root/include" "-I$root/connectors/files" "-I$root/connectors/valkey" $(pkg-config --cflags hiredis))
+include=("-I$root/include" "-I$root/connectors/files" "-I$root/connectors/valkey" "-I$root/connectors/nixl" $(pkg-config --cflags hiredis))
+
+# NIXL over TCP. Its errors and those of UCX are expected.
+nixl=$root/build/nixl
+"$here/nixl.sh" "$nixl"
+export UCX_TLS=tcp,self NIXL_LOG_LEVEL=FATAL UCX_LOG_LEVEL=fatal
+if [ -e "$nixl/unavailable" ]; then
+    echo "skipped: most tests of the store nixl, because $(cat "$nixl/unavailable")"
+    filter='NixlWithoutLibrary.*'
+else
+    export NIXL_LIBRARY=$nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so
+    filter='*'
+fi
 
 # usage: test_stores SANITIZERS
 test_stores() {
     local out=$build/${1//,/-} sanitize=()
     [ "$1" = none ] || sanitize=("-fsanitize=$1" -fno-sanitize-recover=all)
     CXXFLAGS="-O1 -g1" "$root/connectors/build.sh" "$out" "${1#none}"
-    for store in files valkey; do
+    for store in files valkey nixl; do
         ${CXX:-c++} -std=c++17 "${warnings[@]}" "${sanitize[@]}" "${include[@]}" "$here/${store}_test.cpp" -o "$out/${store}_test" \
-            -L"$out" -lpagedllm_files -lpagedllm_valkey -Wl,-rpath,"$out" $(pkg-config --libs hiredis) -lgtest -lgtest_main -pthread
+            -L"$out" -lpagedllm_files -lpagedllm_valkey -lpagedllm_nixl -Wl,-rpath,"$out" $(pkg-config --libs hiredis) -lgtest -lgtest_main -pthread
         echo "store $store, sanitizer $1:"
-        TSAN_OPTIONS=die_after_fork=0 "$out/${store}_test" --gtest_brief=1
+        TSAN_OPTIONS=die_after_fork=0 "$out/${store}_test" --gtest_brief=1 \
+            --gtest_filter="$([ "$store" = nixl ] && echo "$filter" || echo '*')"
     done
 }
 
 for sanitizers in "$@"; do test_stores "$sanitizers"; done
 
 # The headers stand alone in C.
-for header in files/pagedllm_files.h valkey/pagedllm_valkey.h; do
+for header in files/pagedllm_files.h valkey/pagedllm_valkey.h nixl/pagedllm_nixl.h; do
     ${CC:-cc} -std=c11 "${warnings[@]}" "${include[@]}" -fsyntax-only -x c "$root/connectors/$header"
 done
 
 # The examples of docs/kv-stores.md compile.
 {
-    printf '#include <%s>\n' pagedllm_files.h pagedllm_valkey.h
+    printf '#include <%s>\n' pagedllm_files.h pagedllm_valkey.h pagedllm_nixl.h
     echo 'int report(const char *text);'
     awk '/^```c$/ { n++; print "int example_" n "(pllm_engine_options options);"; print "int example_" n "(pllm_engine_options options) {"; on = 1; next }
          on && /^```$/ { print "return (int)options.struct_size; }"; on = 0 }
@@ -43,11 +56,11 @@ done
 
 # Programs find the installed libraries.
 out=$build/none
-[ -e "$out/libpagedllm_files.so" ] || "$root/connectors/build.sh" "$out"
+[ -e "$out/libpagedllm_nixl.so" ] || "$root/connectors/build.sh" "$out"
 "$root/connectors/install.sh" "$out" "$build/installed"
 export PKG_CONFIG_PATH=$build/installed/lib/pkgconfig
-${CC:-cc} -std=c11 "${warnings[@]}" "-I$root/include" $(pkg-config --cflags pagedllm_files pagedllm_valkey) "$here/engine.c" -o "$build/engine" \
-    $(pkg-config --libs pagedllm_files pagedllm_valkey) -L"$lib" -lpagedllm -Wl,-rpath,"$build/installed/lib:$lib"
+${CC:-cc} -std=c11 "${warnings[@]}" "-I$root/include" $(pkg-config --cflags pagedllm_files pagedllm_valkey pagedllm_nixl) "$here/engine.c" -o "$build/engine" \
+    $(pkg-config --libs pagedllm_files pagedllm_valkey pagedllm_nixl) -L"$lib" -lpagedllm -Wl,-rpath,"$build/installed/lib:$lib"
 "$here/with_engine.sh" "$build/engine" "$root/examples/model"
 
 CONNECTORS=$out PAGEDLLM_LIBRARY=$lib/libpagedllm.so python3 -B "$here/disaggregated_test.py"

@@ -5,12 +5,16 @@
 set -euo pipefail
 engine=$1 model=$2
 work=$(mktemp -d)
-server=
+server= holder=
 stop_server() {
     if [ -n "$server" ]; then kill -CONT "$server" && kill -KILL "$server" && wait "$server" || true; fi 2>/dev/null
     server=
 }
-trap 'stop_server; rm -rf "$work"' EXIT
+stop_holder() {
+    if [ -n "$holder" ]; then kill -KILL "$holder" && wait "$holder" || true; fi 2>/dev/null
+    holder=
+}
+trap 'stop_holder; stop_server; rm -rf "$work"' EXIT
 
 # usage: check NAME CONDITION STORE PLACE. The condition is about the variables hits and failures.
 check() {
@@ -24,6 +28,7 @@ check() {
 
 start_server() {
     local program
+    rm -f "$work/socket"
     program=$(command -v valkey-server || command -v redis-server)
     "$program" --port 0 --unixsocket "$work/socket" --save "" --dir "$work" --logfile "$work/log" &
     server=$!
@@ -57,3 +62,18 @@ kill -STOP "$server"
 check "a server that hangs costs hits" "hits == 0 && failures > 0" valkey "$work/socket"
 stop_server
 check "a server that is not there costs hits" "hits == 0 && failures > 0" valkey "$work/socket"
+
+# The values of NIXL are in the process that has computed them.
+[ -n "${NIXL_LIBRARY:-}" ] || exit 0
+start_server
+mkfifo "$work/hold"
+exec 9<> "$work/hold"
+"$engine" "$model" nixl "$work/socket" hold < "$work/hold" > "$work/one" 2> "$work/holds" &
+holder=$!
+for _ in {1..600}; do [ ! -s "$work/holds" ] || break; sleep 0.05; done
+diff "$work/expected" "$work/one"
+check "another process has hits" "hits == 31 && failures == 0" nixl "$work/socket"
+stop_holder
+check "a process that was killed costs hits" "hits == 0" nixl "$work/socket"
+stop_server
+check "an index that is not there costs hits" "hits == 0 && failures > 0" nixl "$work/socket"
