@@ -1,6 +1,7 @@
 // KV stores, with the files connector.
 #include <pagedllm_files.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <type_traits>
@@ -50,9 +51,10 @@ protected:
     std::vector<uint32_t> prompt;
 };
 
-// A store of the host that has nothing and counts its calls of close.
+// A store of the host that has nothing and counts its calls of close, which the engine makes on a
+// thread of its own.
 struct EmptyStore {
-    int closed = 0;
+    std::atomic<int> closed{0};
 
     pllm_kv_store functions() {
         pllm_kv_store store{};
