@@ -9,7 +9,9 @@
 #include <time.h>
 
 #include "pagedllm_files.h"
+#ifdef WITH_NIXL  // The packages do not have this store.
 #include "pagedllm_nixl.h"
+#endif
 #include "pagedllm_valkey.h"
 
 enum { PROMPT = 500, OUTPUT = 24, FULL_BLOCKS = 31 };
@@ -35,6 +37,7 @@ static void open_store(const char *kind, const char *place, pllm_kv_store *store
         options.host = place;
         options.timeout_ms = 500;
         code = pllm_valkey_store_open(&options, store, error, sizeof error);
+#ifdef WITH_NIXL
     } else if (!strcmp(kind, "nixl")) {
         pllm_nixl_store_options options;
         pllm_nixl_store_options_init(&options, sizeof options);
@@ -43,6 +46,7 @@ static void open_store(const char *kind, const char *place, pllm_kv_store *store
         options.max_bytes = 64 << 20;
         options.lease_ms = 2000;
         code = pllm_nixl_store_open(&options, store, error, sizeof error);
+#endif
     }
     if (code == 0) return;
     fprintf(stderr, "error %d: %s\n", (int)code, error);

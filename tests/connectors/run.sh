@@ -59,7 +59,7 @@ out=$build/none
 [ -e "$out/libpagedllm_nixl.so" ] || "$root/connectors/build.sh" "$out"
 "$root/connectors/install.sh" "$out" "$build/installed"
 export PKG_CONFIG_PATH=$build/installed/lib/pkgconfig
-${CC:-cc} -std=c11 "${warnings[@]}" "-I$root/include" $(pkg-config --cflags pagedllm_files pagedllm_valkey pagedllm_nixl) "$here/engine.c" -o "$build/engine" \
+${CC:-cc} -std=c11 -DWITH_NIXL "${warnings[@]}" "-I$root/include" $(pkg-config --cflags pagedllm_files pagedllm_valkey pagedllm_nixl) "$here/engine.c" -o "$build/engine" \
     $(pkg-config --libs pagedllm_files pagedllm_valkey pagedllm_nixl) -L"$lib" -lpagedllm -Wl,-rpath,"$build/installed/lib:$lib"
 "$here/with_engine.sh" "$build/engine" "$root/examples/model"
 
