@@ -1,10 +1,6 @@
 #include "index.hpp"
 
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/socket.h>
 
 namespace pllm_nixl {
 namespace {
@@ -13,7 +9,6 @@ namespace {
 constexpr size_t MAX_PIPELINE = 512;
 // A reply is shorter: the longest one is the metadata of an agent.
 constexpr size_t MAX_REPLY = 1 << 20;
-constexpr std::chrono::milliseconds MIN_BACK_OFF{100}, MAX_BACK_OFF{10000};
 
 Reply reply_of(const redisReply &from) {
     switch (from.type) {
@@ -45,44 +40,24 @@ void Index::run(std::chrono::milliseconds timeout) {
 // Returns false if there is no connection, and the last attempt has failed a short time ago.
 bool Index::connect(Clock::time_point now) {
     if (context_) {
-        // The server may have closed an idle connection.
-        char byte;
-        const ssize_t len = recv(context_->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-        if (len < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
+        if (!pllm_connector::is_closed(context_->fd)) return true;
         context_.reset();
     }
-    if (now < next_attempt_) return false;
-    const bool is_path = server_.host[0] == '/';
-    context_.reset(is_path ? redisConnectUnixNonBlock(server_.host.c_str()) : redisConnectNonBlock(server_.host.c_str(), server_.port));
+    if (!back_off_.permits(now)) return false;
+    context_ = pllm_connector::open_connection(server_);
     has_answered_ = false;
-    setup_replies_ = 0;
-    if (!context_ || context_->err != 0) {
+    if (!context_) {
         fail(now);
         return false;
     }
-    fcntl(context_->fd, F_SETFD, FD_CLOEXEC);
-    const int on = 1;
-    if (!is_path) setsockopt(context_->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    limit_replies();
-    bool works = true;
-    if (server_.has_password) {
-        works = append(server_.username.empty() ? std::vector<std::string>{"AUTH", server_.password}
-                                                : std::vector<std::string>{"AUTH", server_.username, server_.password});
-        setup_replies_++;
-    }
-    if (server_.database != 0) {
-        works = works && append({"SELECT", std::to_string(server_.database)});
-        setup_replies_++;
-    }
+    functions_ = *context_->reader->fn;
+    pllm_connector::refuse_arrays(functions_);
+    context_->reader->fn = &functions_;
+    const auto setup = pllm_connector::setup_commands(server_);
+    setup_replies_ = setup.size();
+    const bool works = std::all_of(setup.begin(), setup.end(), [this](const auto &command) { return append(command); });
     if (!works) fail(now);
     return works;
-}
-
-// No command has an array as its reply, and a hostile server could make one large.
-void Index::limit_replies() {
-    functions_ = *context_->reader->fn;
-    functions_.createArray = [](const redisReadTask *, auto) -> void * { return nullptr; };
-    context_->reader->fn = &functions_;
 }
 
 bool Index::append(const std::vector<std::string> &arguments) {
@@ -125,15 +100,12 @@ bool Index::wait(bool wants_to_send, Clock::time_point deadline) const {
 // Reads what has arrived, and processes complete replies. Returns false if the connection is broken, the
 // server does not keep to the protocol, or it refuses the set-up.
 bool Index::receive(std::vector<Command> &commands, size_t &next, size_t last) {
-    struct FreeReply {
-        void operator()(void *reply) const { freeReplyObject(reply); }
-    };
     if (redisBufferRead(context_.get()) != REDIS_OK) return false;
     for (;;) {
         void *object = nullptr;
         if (redisGetReplyFromReader(context_.get(), &object) != REDIS_OK) return false;
         if (!object) break;
-        const std::unique_ptr<void, FreeReply> owner(object);
+        const pllm_connector::OwnedReply owner(object);
         const auto &reply = *static_cast<redisReply *>(object);
         if (setup_replies_ > 0) {
             if (reply.type != REDIS_REPLY_STATUS) return false;
@@ -151,11 +123,9 @@ bool Index::receive(std::vector<Command> &commands, size_t &next, size_t last) {
     return reader->len - reader->pos <= MAX_REPLY;
 }
 
-// Closes the connection. If the server has answered on it, the next command connects at once, otherwise
-// after a pause that doubles.
+// Closes the connection.
 void Index::fail(Clock::time_point now) {
-    back_off_ = has_answered_ ? std::chrono::milliseconds(0) : std::clamp(2 * back_off_, MIN_BACK_OFF, MAX_BACK_OFF);
-    next_attempt_ = now + back_off_;
+    back_off_.fail(has_answered_, now);
     context_.reset();
 }
 

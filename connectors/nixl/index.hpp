@@ -1,28 +1,17 @@
 // The index in a Valkey or Redis server: commands that are sent together, and their replies.
 #pragma once
 
-#include <hiredis/hiredis.h>
-
-#include <chrono>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "jobs.hpp"
+#include "server.hpp"
 
 namespace pllm_nixl {
 
-using Clock = std::chrono::steady_clock;
-
-struct Server {
-    std::string host;  // or the path of a Unix socket
-    int port;
-    std::string username, password;
-    bool has_password;
-    uint32_t database;
-    std::chrono::milliseconds timeout;
-};
+using pllm_connector::Clock;
+using pllm_connector::Server;
 
 struct Reply {
     // FAILED: the server has refused the command, or does not answer.
@@ -59,12 +48,8 @@ private:
         std::vector<std::string> arguments;
         Then then;
     };
-    struct Free {
-        void operator()(redisContext *context) const { redisFree(context); }
-    };
 
     bool connect(Clock::time_point now);
-    void limit_replies();
     bool exchange(std::vector<Command> &commands, size_t first, size_t last, std::chrono::milliseconds timeout);
     bool append(const std::vector<std::string> &arguments);
     bool receive(std::vector<Command> &commands, size_t &next, size_t last);
@@ -74,13 +59,12 @@ private:
     const Server server_;
     const pllm_connector::Event &stop_;
     std::vector<Command> commands_;
-    std::unique_ptr<redisContext, Free> context_;
+    pllm_connector::Context context_;
     redisReplyObjectFunctions functions_;
     size_t setup_replies_ = 0;  // that are missing
     bool has_answered_ = false;
     uint64_t connections_ = 0;
-    Clock::time_point next_attempt_ = Clock::time_point::min();
-    std::chrono::milliseconds back_off_{0};
+    pllm_connector::BackOff back_off_;
 };
 
 }  // namespace pllm_nixl

@@ -13,9 +13,9 @@ using pllm_connector::Job;
 
 constexpr size_t FIRST_SIZE = 136;
 static_assert(sizeof(pllm_nixl_store_options) == FIRST_SIZE);
-constexpr size_t MAX_TEXT = 4096, MAX_PREFIX = 256, MAX_NAME = 256, MAX_SOCKET_PATH = 107;
+constexpr size_t MAX_PREFIX = 256, MAX_NAME = 256;
 constexpr uint64_t MIN_BYTES = 1 << 20, MAX_BYTES = uint64_t{64} << 40;
-constexpr uint32_t DEFAULT_TIMEOUT = 2000, DEFAULT_LEASE = 10000, MIN_LEASE = 100, MAX_TIME = 3'600'000;
+constexpr uint32_t DEFAULT_LEASE = 10000, MIN_LEASE = 100, MAX_TIME = 3'600'000;
 constexpr char DEFAULT_PREFIX[] = "pagedllm:nixl:", DEFAULT_BACKEND[] = "UCX";
 
 const pllm_nixl_store_options DEFAULTS = {
@@ -90,31 +90,21 @@ void check_range(const char *name, uint64_t value, uint64_t min, uint64_t max) {
         refuse(std::string(name) + " is " + std::to_string(value) + "; must be " + std::to_string(min) + " to " + std::to_string(max));
 }
 
-void check(const pllm_nixl_store_options &options, const std::string &host) {
-    if (host.empty() || host.find('\0') != std::string::npos)
-        refuse("host is empty or contains a NUL byte; set it to a name, an address or a path");
-    if (host[0] == '/' && host.size() > MAX_SOCKET_PATH)
-        refuse("host is too long for the path of a socket (" + std::to_string(host.size()) + ", limit " + std::to_string(MAX_SOCKET_PATH) +
-               " bytes); use a shorter path");
+void check(const pllm_nixl_store_options &options) {
     check_range("max_bytes", options.max_bytes, MIN_BYTES, MAX_BYTES);
     check_range("staging_bytes", options.staging_bytes, MIN_BYTES, MAX_BYTES);
-    check_range("port", options.port, 1, 65535);
     check_range("database", options.database, 0, INT32_MAX);
     check_range("timeout_ms", options.timeout_ms, 0, MAX_TIME);
     if (options.lease_ms != 0) check_range("lease_ms", options.lease_ms, MIN_LEASE, MAX_TIME);
-    if (options.username && !options.password) refuse("username is set and password is NULL; set both");
 }
 
 Settings settings_of(const pllm_nixl_store_options &options) {
     using pllm_connector::read_text;
-    const std::string host = read_text(options.host, options.host_len, "host", MAX_TEXT);
-    check(options, host);
-    const auto milliseconds = [](uint32_t value, uint32_t by_default) { return std::chrono::milliseconds(value > 0 ? value : by_default); };
-    Server server{host, static_cast<int>(options.port), read_text(options.username, options.username_len, "username", MAX_TEXT),
-                  read_text(options.password, options.password_len, "password", MAX_TEXT), options.password != nullptr, options.database,
-                  milliseconds(options.timeout_ms, DEFAULT_TIMEOUT)};
-    return {server, options.key_prefix ? read_text(options.key_prefix, options.key_prefix_len, "key_prefix", MAX_PREFIX) : DEFAULT_PREFIX,
-            options.max_bytes, options.staging_bytes, milliseconds(options.lease_ms, DEFAULT_LEASE)};
+    check(options);
+    const uint32_t lease = options.lease_ms > 0 ? options.lease_ms : DEFAULT_LEASE;
+    return {pllm_connector::read_server(options),
+            options.key_prefix ? read_text(options.key_prefix, options.key_prefix_len, "key_prefix", MAX_PREFIX) : DEFAULT_PREFIX,
+            options.max_bytes, options.staging_bytes, std::chrono::milliseconds(lease)};
 }
 
 // NIXL's threads inherit that they run no signal handler of the host.
@@ -146,7 +136,7 @@ PLLM_CONNECTOR_API int32_t pllm_nixl_store_open(const pllm_nixl_store_options *o
         const auto known = pllm_connector::read_options(options, "pllm_nixl_store_options", FIRST_SIZE, DEFAULTS);
         const Settings settings = settings_of(known);
         const std::string backend = known.backend ? read_text(known.backend, known.backend_len, "backend", MAX_NAME) : DEFAULT_BACKEND;
-        const Api api = load_api(read_text(known.library, known.library_len, "library", MAX_TEXT));
+        const Api api = load_api(read_text(known.library, known.library_len, "library", pllm_connector::MAX_TEXT));
         pllm_connector::Functions<Store>::write(create(settings, api, backend), out_store);
     });
 }

@@ -1,12 +1,6 @@
 #include "connection.hpp"
 
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/socket.h>
-
-#include <cerrno>
 
 namespace pllm_valkey {
 namespace {
@@ -17,13 +11,23 @@ constexpr int MAX_RECEIVES = 32;
 constexpr size_t MAX_PARTS = 64;
 // A reply without a value is shorter.
 constexpr uint64_t MAX_REPLY = 64 << 10;
-constexpr std::chrono::milliseconds MIN_BACK_OFF{100}, MAX_BACK_OFF{10000};
 constexpr std::string_view LINE_END = "\r\n";
 
 void append_length(std::string &text, char type, uint64_t len) {
     text += type;
     text += std::to_string(len);
     text += LINE_END;
+}
+
+template <class Arguments>
+void append_arguments(std::string &text, const Arguments &arguments, uint64_t value_len = 0) {
+    append_length(text, '*', arguments.size() + (value_len > 0));
+    for (const std::string_view argument : arguments) {
+        append_length(text, '$', argument.size());
+        text += argument;
+        text += LINE_END;
+    }
+    if (value_len > 0) append_length(text, '$', value_len);
 }
 
 // Appends what is left of a part of an operation after the bytes that were sent.
@@ -58,31 +62,16 @@ void Completions::add(uint64_t token, uint32_t status, uint64_t bytes) noexcept 
 }
 
 void append_command(std::string &text, std::initializer_list<std::string_view> arguments, uint64_t value_len) {
-    append_length(text, '*', arguments.size() + (value_len > 0));
-    for (const std::string_view argument : arguments) {
-        append_length(text, '$', argument.size());
-        text += argument;
-        text += LINE_END;
-    }
-    if (value_len > 0) append_length(text, '$', value_len);
+    append_arguments(text, arguments, value_len);
 }
 
 void Connection::connect(Clock::time_point now) {
-    if (context_ && operations_.empty() && is_connected_) {
-        // The server may have closed an idle connection.
-        char byte;
-        const ssize_t len = recv(fd(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-        if (len >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) reset();
-    }
-    if (context_ || now < next_attempt_) return;
-    const bool is_path = server_.host[0] == '/';
-    context_.reset(is_path ? redisConnectUnixNonBlock(server_.host.c_str()) : redisConnectNonBlock(server_.host.c_str(), server_.port));
+    if (context_ && operations_.empty() && is_connected_ && pllm_connector::is_closed(fd())) reset();
+    if (context_ || !back_off_.permits(now)) return;
+    context_ = pllm_connector::open_connection(server_);
     is_connected_ = has_answered_ = false;
     last_progress_ = now;
-    if (!context_ || context_->err != 0) return fail(now);
-    fcntl(fd(), F_SETFD, FD_CLOEXEC);
-    const int on = 1;
-    if (!is_path) setsockopt(fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    if (!context_) return fail(now);
     try {
         buffer_.resize(RECEIVE_BYTES);
         install_reader();
@@ -93,13 +82,12 @@ void Connection::connect(Clock::time_point now) {
     }
 }
 
-// Values are received into the buffers of their operations. Arrays are never received, and a
-// hostile server could make them large.
+// Values are received into the buffers of their operations.
 void Connection::install_reader() {
     redisReader *reader = context_->reader;
     default_functions_ = functions_ = *reader->fn;
     functions_.createString = receive_string;
-    functions_.createArray = [](const redisReadTask *, auto) -> void * { return nullptr; };
+    pllm_connector::refuse_arrays(functions_);
     reader->fn = &functions_;
     reader->privdata = this;
     reader->maxbuf = 0;  // keeps the memory of the buffer
@@ -123,20 +111,9 @@ void *Connection::receive_string(const redisReadTask *task, char *text, size_t l
 
 void Connection::add_setup() {
     Operation setup{Operation::SETUP};
-    setup.replies = 0;
-    if (server_.has_password) {
-        if (server_.username.empty()) {
-            append_command(setup.text, {"AUTH", server_.password});
-        } else {
-            append_command(setup.text, {"AUTH", server_.username, server_.password});
-        }
-        setup.replies++;
-    }
-    if (server_.database != 0) {
-        append_command(setup.text, {"SELECT", std::to_string(server_.database)});
-        setup.replies++;
-    }
-    setup.missing_replies = setup.replies;
+    const auto commands = pllm_connector::setup_commands(server_);
+    for (const auto &command : commands) append_arguments(setup.text, command);
+    setup.replies = setup.missing_replies = commands.size();
     if (setup.replies > 0) operations_.push_back(std::move(setup));
 }
 
@@ -223,14 +200,11 @@ bool Connection::receive(Clock::time_point now) {
 }
 
 bool Connection::process_replies() {
-    struct FreeReply {
-        void operator()(void *reply) const { freeReplyObject(reply); }
-    };
     for (;;) {
         void *object = nullptr;
         if (redisReaderGetReply(context_->reader, &object) != REDIS_OK) return false;
         if (!object) return true;
-        const std::unique_ptr<void, FreeReply> owner(object);
+        const pllm_connector::OwnedReply owner(object);
         if (!process(*static_cast<redisReply *>(object))) return false;
     }
 }
@@ -281,11 +255,9 @@ bool Connection::process_of(Operation &operation, const redisReply &reply) {
     return false;
 }
 
-// Closes the connection and fails its operations. If the server has answered on it, the next
-// operation connects at once, otherwise after a pause that doubles.
+// Closes the connection and fails its operations.
 void Connection::fail(Clock::time_point now) {
-    back_off_ = has_answered_ ? std::chrono::milliseconds(0) : std::clamp(2 * back_off_, MIN_BACK_OFF, MAX_BACK_OFF);
-    next_attempt_ = now + back_off_;
+    back_off_.fail(has_answered_, now);
     reset();
 }
 

@@ -2,29 +2,17 @@
 // values are sent from the buffers of the engine and received into them.
 #pragma once
 
-#include <hiredis/hiredis.h>
-#include <sys/uio.h>
-
-#include <chrono>
 #include <deque>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "connector.hpp"
+#include "jobs.hpp"
+#include "server.hpp"
 
 namespace pllm_valkey {
 
-using Clock = std::chrono::steady_clock;
-
-struct Server {
-    std::string host;  // or the path of a Unix socket
-    int port;
-    std::string username, password;
-    bool has_password;
-    uint32_t database;
-    std::chrono::milliseconds timeout;
-};
+using pllm_connector::Clock;
+using pllm_connector::Server;
 
 // The operations that have ended. Memory for them is reserved when they start.
 struct Completions {
@@ -41,7 +29,7 @@ struct Operation {
     enum Kind { SETUP, EXISTS, GET, PUT, REMOVE } kind;
     uint64_t token = 0;
     std::string text = {};  // what is sent; for PUT without the value and its end
-    std::vector<iovec> parts = {};
+    pllm_connector::Parts parts = {};
     uint64_t len = 0;  // of the parts
     uint8_t *found = nullptr;
     uint64_t replies = 1, missing_replies = 1;
@@ -77,10 +65,6 @@ public:
     Clock::time_point deadline() const;
 
 private:
-    struct Free {
-        void operator()(redisContext *context) const { redisFree(context); }
-    };
-
     static void *receive_string(const redisReadTask *task, char *text, size_t len);
     void install_reader();
     bool finish_connect();
@@ -95,15 +79,15 @@ private:
 
     const Server &server_;
     Completions &completions_;
-    std::unique_ptr<redisContext, Free> context_;
+    pllm_connector::Context context_;
     redisReplyObjectFunctions functions_, default_functions_;
     bool is_connected_ = false, has_answered_ = false;
     std::deque<Operation> operations_;
     size_t unsent_ = 0;  // the first operation that has not been sent completely
     uint64_t received_ = 0;  // length of the value of the current reply
     std::vector<char> buffer_;
-    Clock::time_point last_progress_, next_attempt_ = Clock::time_point::min();
-    std::chrono::milliseconds back_off_{0};
+    Clock::time_point last_progress_;
+    pllm_connector::BackOff back_off_;
 };
 
 }  // namespace pllm_valkey

@@ -13,9 +13,9 @@ using pllm_connector::KEY_BYTES;
 
 constexpr size_t FIRST_SIZE = 96;
 static_assert(sizeof(pllm_valkey_store_options) == FIRST_SIZE);
-constexpr size_t MAX_TEXT = 4096, MAX_PREFIX = 256, MAX_SOCKET_PATH = 107;
+constexpr size_t MAX_PREFIX = 256;
 constexpr uint64_t MAX_TTL = 31'536'000;
-constexpr uint32_t DEFAULT_TIMEOUT = 2000, MAX_TIMEOUT = 3'600'000;
+constexpr uint32_t MAX_TIMEOUT = 3'600'000;
 constexpr char DEFAULT_PREFIX[] = "pagedllm:kv:";
 
 const pllm_valkey_store_options DEFAULTS = {
@@ -104,8 +104,7 @@ private:
 
     static Operation transfer(Operation::Kind kind, uint64_t token, const pllm_kv_buffer *buffers, uint64_t buffers_len) {
         Operation operation{kind, token};
-        for (uint64_t i = 0; i < buffers_len; i++)
-            if (buffers[i].len > 0) operation.parts.push_back({buffers[i].data, buffers[i].len});
+        operation.parts = pllm_connector::parts_of(buffers, buffers_len);
         operation.len = pllm_connector::total_len(buffers, buffers_len);
         return operation;
     }
@@ -143,31 +142,20 @@ private:
 
 [[noreturn]] void refuse(const std::string &text) { throw Error{PLLM_E_INVALID_ARGUMENT, text}; }
 
-void check(const pllm_valkey_store_options &options, const std::string &host) {
-    if (host.empty() || host.find('\0') != std::string::npos)
-        refuse("host is empty or contains a NUL byte; set it to a name, an address or a path");
-    if (host[0] == '/' && host.size() > MAX_SOCKET_PATH)
-        refuse("host is too long for the path of a socket (" + std::to_string(host.size()) + ", limit " + std::to_string(MAX_SOCKET_PATH) +
-               " bytes); use a shorter path");
-    if (options.port == 0 || options.port > 65535) refuse("port is " + std::to_string(options.port) + "; must be 1 to 65535");
+void check(const pllm_valkey_store_options &options) {
     if (options.database > INT32_MAX) refuse("database is " + std::to_string(options.database) + "; must be at most 2147483647");
     if (options.ttl_seconds > MAX_TTL)
         refuse("ttl_seconds is " + std::to_string(options.ttl_seconds) + "; must be at most " + std::to_string(MAX_TTL));
     if (options.timeout_ms > MAX_TIMEOUT)
         refuse("timeout_ms is " + std::to_string(options.timeout_ms) + "; must be at most " + std::to_string(MAX_TIMEOUT));
     if (options.reserved != 0) refuse("reserved is " + std::to_string(options.reserved) + "; must be 0");
-    if (options.username && !options.password) refuse("username is set and password is NULL; set both");
 }
 
 Settings settings_of(const pllm_valkey_store_options *from) {
     using pllm_connector::read_text;
     const auto options = pllm_connector::read_options(from, "pllm_valkey_store_options", FIRST_SIZE, DEFAULTS);
-    const std::string host = read_text(options.host, options.host_len, "host", MAX_TEXT);
-    check(options, host);
-    const uint32_t timeout = options.timeout_ms > 0 ? options.timeout_ms : DEFAULT_TIMEOUT;
-    return {{host, static_cast<int>(options.port), read_text(options.username, options.username_len, "username", MAX_TEXT),
-             read_text(options.password, options.password_len, "password", MAX_TEXT), options.password != nullptr, options.database,
-             std::chrono::milliseconds(timeout)},
+    check(options);
+    return {pllm_connector::read_server(options),
             options.key_prefix ? read_text(options.key_prefix, options.key_prefix_len, "key_prefix", MAX_PREFIX) : DEFAULT_PREFIX,
             options.ttl_seconds > 0 ? std::to_string(options.ttl_seconds * 1000) : ""};
 }
