@@ -59,6 +59,7 @@ pub struct Error {
     message: Cow<'static, str>,
     prompt: Option<PromptLength>,
     is_temporary: bool,
+    is_of_other_rank: bool,
 }
 
 /// The numbers of an error about a prompt that is too long.
@@ -76,7 +77,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// Creates an error. Long messages are truncated.
     pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Error {
-        Error { code, message: shortened(message.into()), prompt: None, is_temporary: false }
+        Error { code, message: shortened(message.into()), prompt: None, is_temporary: false, is_of_other_rank: false }
     }
 
     /// Creates a `Capacity` error of a call that can succeed later without a change.
@@ -87,6 +88,17 @@ impl Error {
     /// Returns whether the same call can succeed later without a change of arguments or options.
     pub fn is_temporary(&self) -> bool {
         self.is_temporary || matches!(self.code, Code::Busy | Code::OutOfMemory)
+    }
+
+    /// Makes it the error that another worker has reported.
+    #[must_use]
+    pub fn of_rank(self, rank: usize) -> Error {
+        Error { is_of_other_rank: true, ..self.within(format_args!("rank {rank}")) }
+    }
+
+    /// Returns whether another worker has reported the error.
+    pub fn is_of_other_rank(&self) -> bool {
+        self.is_of_other_rank
     }
 
     /// Adds the numbers of a prompt that is too long.

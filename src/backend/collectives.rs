@@ -64,7 +64,7 @@ impl Workers {
         match records.iter().enumerate().find_map(|(rank, record)| Some((rank, record.split_first_chunk()?))) {
             Some((rank, (code, message))) if result.is_ok() => {
                 let code = Code::from_number(i32::from_le_bytes(*code)).unwrap_or(Code::Internal);
-                Err(Error::new(code, format!("rank {rank}: {}", String::from_utf8_lossy(message))))
+                Err(Error::new(code, String::from_utf8_lossy(message).into_owned()).of_rank(rank))
             }
             _ => result,
         }

@@ -483,7 +483,9 @@ class Full(unittest.TestCase):
         self.assertEqual(status, 200, body)
         choices = json.loads(body)["choices"]
         self.assertTrue(choices[0]["text"])
-        self.assertEqual((choices[-1]["text"], choices[-1]["stop_reason"]), ("", "deadline"))
+        # The deadlines of the sequences are some microseconds apart, so the last one can have a token.
+        self.assertEqual(len(choices), 100)
+        self.assertIn(("", "deadline"), [(choice["text"], choice["stop_reason"]) for choice in choices])
 
     def test_without_descriptors_a_request_is_503(self):
         server = self.start(descriptors=64)

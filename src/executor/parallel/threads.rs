@@ -15,7 +15,7 @@ pub struct WorkerThreads {
     failure: WorkerFailure,
 }
 
-/// The first error of a worker that no other rank has caused by its end.
+/// The first error of a worker that no other rank has reported, or caused by its end.
 #[derive(Clone, Default)]
 pub struct WorkerFailure(Arc<Mutex<Option<Error>>>);
 
@@ -41,8 +41,9 @@ impl WorkerThreads {
             let kept = world.clone();
             let result = quiet::no_panic(|| work(world));
             let result = result.unwrap_or_else(|_| Err(Error::internal("the worker has panicked")));
-            if let (Err(error), Ok(())) = (result, kept.check()) {
-                failure.set(Error::new(error.code(), format!("rank {rank}: {}", error.message())));
+            match (result, kept.check()) {
+                (Err(error), Ok(())) if !error.is_of_other_rank() => failure.set(error.of_rank(rank)),
+                _ => {}
             }
             drop(kept);
         };
@@ -63,5 +64,28 @@ impl Drop for WorkerThreads {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::communicator::local::Local;
+
+    fn failure_of(error: Error) -> Option<Error> {
+        let mut threads = WorkerThreads::default();
+        let mut ranks = Local::group(2);
+        threads.spawn(Arc::new(ranks.remove(1)), |_| Err(error)).unwrap();
+        let failure = threads.failure().clone();
+        drop(threads);
+        failure.get()
+    }
+
+    /// Rank 0 has reported its own error, so it needs no other reason.
+    #[test]
+    fn an_error_of_another_rank_is_no_failure_of_a_worker() {
+        let error = Error::io("no file");
+        assert_eq!(failure_of(error.clone().of_rank(0)), None);
+        assert_eq!(failure_of(error).unwrap().message(), "rank 1: no file");
     }
 }
