@@ -14,7 +14,7 @@ Made from the comments of [include/pagedllm.h](../include/pagedllm.h) by `script
 SECTIONS = [
     ("The library", r"pllm_(abi_version|version|build_info)|PLLM_ABI|PLLM_NUL"),
     ("Errors", r"pllm_error|PLLM_E_"),
-    ("Engines", r"pllm_engine_(options|plan|create|free|health|get_(?!token))|pllm_engine\b|pllm_(plan|model_info|stats|progress)\b|pllm_kv_(?!event)|PLLM_(DTYPE|ISA|ENGINE|ORDER|BATCHING|ALLOCATION|PREEMPTION|WEIGHTS|PACKED|KV)_(?!EVENT|MEDIUM)"),
+    ("Engines", r"pllm_engine_(options|plan|create|free|health|snapshot$|get_(?!token))|pllm_engine\b|pllm_(plan|model_info|stats|progress)\b|pllm_kv_(?!event)|PLLM_(DTYPE|ISA|ENGINE|ORDER|BATCHING|ALLOCATION|PREEMPTION|WEIGHTS|PACKED|KV)_(?!EVENT|MEDIUM)"),
     ("Workers", r"pllm_communicator|pllm_worker"),
     ("Memory", r"pllm_(budget|engine_budget)"),
     ("Requests", r"pllm_(request|beam|logits_hook|admission)|pllm_engine_(add_request|predict_admission|abort)|PLLM_(REQUEST|EARLY_STOPPING)_"),

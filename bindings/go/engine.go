@@ -134,6 +134,16 @@ func (e *Engine) Metrics() (string, error) {
 	})
 }
 
+// Snapshot describes the engine after its current step as a JSON object: which sequences have which
+// blocks, and what the last steps computed. It has the first maxBlocks blocks of each tier and at
+// most maxSequences sequences. pllm_engine_snapshot in the C header describes the members.
+func (e *Engine) Snapshot(maxBlocks, maxSequences int) ([]byte, error) {
+	text, err := e.makeText(func(engine *C.pllm_engine, out **C.pllm_bytes) *C.pllm_error {
+		return C.pllm_engine_snapshot(engine, C.uint64_t(max(maxBlocks, 0)), C.uint64_t(max(maxSequences, 0)), out)
+	})
+	return []byte(text), err
+}
+
 // ModelInfo describes the model and the limits of the engine. It does not change, and is valid after
 // Close.
 func (e *Engine) ModelInfo() ModelInfo {

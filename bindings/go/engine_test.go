@@ -379,6 +379,7 @@ func everyCall(engine *pagedllm.Engine, queue *pagedllm.Queue) map[string]error 
 	_, errs["Step"] = engine.Step()
 	_, errs["Stats"] = engine.Stats()
 	_, errs["Metrics"] = engine.Metrics()
+	_, errs["Snapshot"] = engine.Snapshot(1, 1)
 	_, errs["PredictAdmission"] = engine.PredictAdmission(endless)
 	_, errs["Budget.Info"] = engine.Budget().Info()
 	errs["Resize"] = engine.Budget().Resize(1 << 24)

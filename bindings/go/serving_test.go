@@ -1,6 +1,7 @@
 package pagedllm_test
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -315,6 +316,30 @@ func TestTheLastOutputHasTheTimesOfItsRequest(t *testing.T) {
 		if err != nil || (output.Timing == pagedllm.Timing{}) != (output.FinishReason == pagedllm.FinishNone) {
 			t.Errorf("%+v, %v", output, err)
 		}
+	}
+}
+
+func TestASnapshotHasTheBlocksOfTheRequests(t *testing.T) {
+	t.Parallel()
+	engine := open(t)
+	generate(t, engine, chat(t, engine, france))
+	text, err := engine.Snapshot(1000, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var snapshot struct {
+		Pool  struct{ Blocks, Free, Cached, Used int }
+		Steps []struct{ Sequences int }
+	}
+	if err := json.Unmarshal(text, &snapshot); err != nil {
+		t.Fatal(err, string(text))
+	}
+	pool := snapshot.Pool
+	if pool.Cached == 0 || pool.Free+pool.Cached+pool.Used != pool.Blocks || len(snapshot.Steps) == 0 {
+		t.Errorf("%s", text)
+	}
+	if text, err := engine.Snapshot(-1, -1); err != nil || !strings.Contains(string(text), `"runs":[]`) {
+		t.Errorf("%v, %s", err, text)
 	}
 }
 

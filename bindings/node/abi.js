@@ -455,6 +455,7 @@ declare('engine_start', pointer, pointer);
 declare('engine_stop', pointer, pointer);
 declare('engine_queue', pointer, pointer);
 declare('engine_get_stats', pointer, pointer, koffi.inout(to(Stats)));
+declare('engine_snapshot', pointer, pointer, u64, u64, koffi.out(to(pointer)));
 declare('engine_get_metrics', pointer, pointer, koffi.out(to(pointer)));
 declare('queue_create', pointer, pointer, u64, koffi.out(to(pointer)));
 declare('queue_free', 'void', pointer);

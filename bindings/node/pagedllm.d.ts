@@ -330,6 +330,48 @@ export class Engine {
    * with the prefix 'pagedllm_'. The call does not wait for a step.
    */
   metrics(): string;
+  /**
+   * Describes the engine after its current step: which sequences have which blocks, and what the
+   * last steps computed. It has the first maxBlocks blocks of each tier and at most maxSequences
+   * sequences. Default: as many as possible.
+   */
+  snapshot(limits?: { maxBlocks?: number; maxSequences?: number }): EngineSnapshot;
+}
+
+/**
+ * The state of an engine between two steps. pllm_engine_snapshot in the C header describes the
+ * members, whose names are those of the JSON object.
+ */
+export interface EngineSnapshot {
+  time: number;
+  block_size: number;
+  layer_groups: number;
+  counts: Record<string, number>;
+  pool: TierSnapshot;
+  host_tier: TierSnapshot;
+  sequences: {
+    sequence: number;
+    request: number;
+    state: 'running' | 'waiting' | 'paused' | 'idle' | 'pinned';
+    tokens: number;
+    max_tokens: number;
+    computed_tokens: number;
+    cached_tokens: number;
+    generated_tokens: number;
+    blocks: number;
+    tier: 'pool' | 'host';
+  }[];
+  sequences_omitted: number;
+  steps: { start: number; seconds: number; prefill_tokens: number; decode_tokens: number; sequences: number }[];
+}
+
+/** The blocks of a tier. Each run has consecutive blocks with the same use. */
+export interface TierSnapshot {
+  blocks: number;
+  free: number;
+  cached: number;
+  used: number;
+  runs: ([blocks: number, state: 'free' | 'cached'] | [blocks: number, state: 'used', users: number, sequence: number])[];
 }
 
 /** Returns the version of the loaded library, such as "0.3.0". */

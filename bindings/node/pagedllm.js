@@ -606,6 +606,12 @@ class Engine {
     check(lib.engine_get_metrics(this.#handle.pointer, bytes));
     return taken(bytes[0]);
   }
+
+  snapshot({ maxBlocks = Number.MAX_SAFE_INTEGER, maxSequences = Number.MAX_SAFE_INTEGER } = {}) {
+    const bytes = [null];
+    check(lib.engine_snapshot(this.#handle.pointer, maxBlocks, maxSequences, bytes));
+    return JSON.parse(taken(bytes[0]));
+  }
 }
 
 class ResponseParser {

@@ -39,7 +39,7 @@ impl Engine {
         let admits =
             self.shared.table.would_admit(queue.sender(), prompt) && self.lease.could_reserve(self.max_blocks(prompt, max_len, branching));
         let waiting = self.shared.table.waiting()?;
-        let (now, snapshot) = (self.shared.clock.now(), self.shared.snapshot().try_clone()?);
+        let (now, snapshot) = (self.shared.clock.now(), self.shared.admission().try_clone()?);
         let candidate = CandidateRequest { waiting: WaitingEntry::new(prompt, max_len - prompt, request.priority, now), width };
         let step_costs = snapshot.step_time.solve();
         let seconds = step_costs.as_ref().map(|costs| |load: StepLoad| costs.seconds(load));

@@ -4,7 +4,8 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, TryLockError};
 
-use super::core::{EngineCore, Shared};
+use super::core::EngineCore;
+use super::shared::Shared;
 use crate::memory::budget::{Call, Caller};
 
 /// Creates the callback for the budget.

@@ -3,37 +3,32 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::ModelInfo;
-use super::budget_checks::BudgetChecks;
-use super::clock::Clock;
+use super::admission_snapshot::AdmissionSnapshot;
 use super::device::Device;
-use super::kv_events::EventQueue;
 use super::lifecycle::{Lifecycle, ModelIdentity};
 use super::pool_lease::PoolLease;
 use super::recovery::{self, RETRY_TIMEOUT, Recovery};
 use super::sampling::Sampling;
-use super::sequence_table::SequenceTable;
-use super::snapshot::AdmissionSnapshot;
+use super::shared::{Published, Shared};
+use super::snapshot::EngineSnapshot;
 use super::step_inputs::{EndedStep, Inputs, StepInputs};
 use super::telemetry::Telemetry;
-use super::transfers::{Completions, StoreTransfers, SwapFile, Transfers};
+use super::transfers::{StoreTransfers, SwapFile, Transfers};
 use crate::error::{Error, Result};
 use crate::executor::{Executor, InFlightStep};
 use crate::kv::connector::Progress;
 use crate::memory::budget::Lease;
-use crate::observability::metrics::Histograms;
 use crate::observability::stats::{Stats, StepReport};
 use crate::observability::trace::{Phase, Trace};
 use crate::scheduler::simulate::StepLoad;
 use crate::scheduler::{Costs, Scheduler, StepPlan};
 use crate::sys::float::StandardMode;
 use crate::sys::quiet;
-use crate::text::Text;
 use crate::types::SeqId;
 use crate::types::options::{EngineOptions, Preemption};
 use crate::types::outputs::{FinishReason, Output};
@@ -63,37 +58,6 @@ struct LaunchedStep {
     launched_at: Duration,
     /// Whether its sampling has been started, which needs the tokens of the previous step.
     prepared: Result<()>,
-}
-
-/// The state that the threads of the host share with the stepping thread.
-#[derive(Clone)]
-pub struct Shared {
-    pub text: Option<Arc<Text>>,
-    pub table: Arc<SequenceTable>,
-    /// Statistics after the last step.
-    pub published: Arc<Mutex<Published>>,
-    pub snapshot: Arc<Mutex<AdmissionSnapshot>>,
-    pub clock: Arc<dyn Clock>,
-    /// True if the budget requires the engine to check its lease.
-    pub wants_check: Arc<AtomicBool>,
-    pub budget_checks: Arc<BudgetChecks>,
-    /// Transfers that other threads have completed.
-    pub completions: Completions,
-    /// Events of the prefix cache. `None` if they are not recorded.
-    pub events: Option<Arc<EventQueue>>,
-}
-
-impl Shared {
-    pub fn snapshot(&self) -> MutexGuard<'_, AdmissionSnapshot> {
-        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The statistics that other threads can read during a step.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Published {
-    pub stats: Stats,
-    pub histograms: Histograms,
 }
 
 impl EngineCore {
@@ -136,7 +100,7 @@ impl EngineCore {
         if core.device.executor.sampling_limits().is_none() {
             core.lifecycle.scheduler.divide_decodes(depth);
         }
-        core.shared.snapshot().scheduler.reserve(max_seqs)?;
+        core.shared.admission().scheduler.reserve(max_seqs)?;
         Ok(core)
     }
 
@@ -157,6 +121,7 @@ impl EngineCore {
         let stats = self.publish();
         self.source.end_step(&EndedStep { result: &result, stats: &stats, outputs: self.lifecycle.delivery.digests() });
         self.lifecycle.telemetry.step_ends(&result, &stats);
+        self.shared.snapshots.answer(|snapshot| self.write_snapshot(snapshot));
         let table = &self.shared.table;
         let Lifecycle { transfers, masks, forks, .. } = &self.lifecycle;
         let unfinished = table.unfinished() + table.left_commands() + (transfers.pending() + masks.deferring() + forks.pending()) as u64;
@@ -264,7 +229,7 @@ impl EngineCore {
     /// Starts to compute a plan. If this fails, the plan is rolled back.
     fn launch(&mut self, mut plan: StepPlan) -> Result<()> {
         let (load, launched_at) = (StepLoad::for_plan(&plan), self.shared.clock.now());
-        self.shared.snapshot().step = Some((load, launched_at));
+        self.shared.admission().step = Some((load, launched_at));
         let is_first = self.in_flight.is_empty();
         if is_first {
             self.lifecycle.masks.start(&plan, &mut self.lifecycle.live);
@@ -518,7 +483,7 @@ impl EngineCore {
         let stats = self.stats();
         let published = Published { stats, histograms: self.lifecycle.telemetry.histograms };
         *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner) = published;
-        self.update_snapshot(&mut self.shared.snapshot());
+        self.update_snapshot(&mut self.shared.admission());
         self.lifecycle.delivery.finish_step();
         match self.shared.table.check() {
             Ok(()) => self.publish_events(),
@@ -536,6 +501,13 @@ impl EngineCore {
     fn update_snapshot(&self, snapshot: &mut AdmissionSnapshot) {
         self.lifecycle.scheduler.write_snapshot(&mut snapshot.scheduler);
         (snapshot.step_time, snapshot.step) = (self.device.step_times(), None);
+    }
+
+    /// Replaces the contents of a snapshot for the host.
+    pub fn write_snapshot(&self, snapshot: &mut EngineSnapshot) {
+        let Lifecycle { scheduler, telemetry, live, .. } = &self.lifecycle;
+        scheduler.write_map(&mut snapshot.map, |sequence| live.deliverer_of(sequence).map(|sequence| sequence.request));
+        (snapshot.time, snapshot.stats, snapshot.steps) = (self.shared.clock.now(), self.stats(), telemetry.recent_steps);
     }
 
     fn report(&mut self, plan: &StepPlan) -> StepReport {

@@ -2,6 +2,7 @@
 //! time may step.
 
 mod admission;
+mod admission_snapshot;
 mod budget_checks;
 mod budget_client;
 mod clock;
@@ -35,6 +36,7 @@ mod sequence;
 mod sequence_calls;
 mod sequence_table;
 mod sequence_view;
+mod shared;
 mod snapshot;
 mod step_inputs;
 mod step_time;
@@ -49,7 +51,7 @@ mod wait_queue;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use self::core::{EngineCore, Published, Shared};
+use self::core::EngineCore;
 pub use admission::Admission;
 pub use clock::{Clock, SystemClock};
 use driver::Driver;
@@ -61,11 +63,10 @@ use load::{EngineParts, model_files};
 use once_cell::sync::OnceCell;
 pub use request::{Prompt, Request};
 pub use sequence_calls::{Continue, Fork, Resume, SequenceInfo};
-use sequence_table::SequenceTable;
+use shared::{Published, Shared};
 use step_inputs::{Inputs, LiveInputs};
 use transfers::store::{Contents, StoreClient, ValueFormat};
-use transfers::{Completions, StoreTransfers, SwapFile};
-use wait_queue::QueueLimits;
+use transfers::{StoreTransfers, SwapFile};
 
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
@@ -223,18 +224,7 @@ impl Engine {
         let journals = decorate.is_some();
         let MemoryPlan { max_blocks, max_model_len, .. } = info.memory;
         let (lease, mut scheduler) = pool(options, &info)?;
-        let table = Arc::new(SequenceTable::new(QueueLimits::from_options(options), max_model_len, options.max_seqs));
-        let shared = Shared {
-            text: text.map(Arc::new),
-            completions: Completions::new(table.wakeup.clone()),
-            table,
-            published: Arc::default(),
-            snapshot: Arc::default(),
-            wants_check: Arc::default(),
-            budget_checks: Arc::default(),
-            events: start_events(options, &info, &mut scheduler)?,
-            clock,
-        };
+        let shared = Shared::new(options, max_model_len, text, start_events(options, &info, &mut scheduler)?, clock);
         let (external, store) = start_store(options, &info, executor.as_ref(), &shared, &mut scheduler)?;
         let swap_file = start_swap_file(options, &info, executor.as_ref(), &shared, &mut scheduler)?;
         let (layout, capacity) = (executor.layout(), scheduler.capacity());

@@ -1,22 +1,211 @@
-//! The state from which the admission of a request is forecast.
+//! Snapshots of an engine for people who look at it: which sequence has which blocks, and what the
+//! last steps computed.
+//!
+//! The stepping thread only copies numbers, between two steps, into memory that the reader has
+//! allocated. The reader formats them.
 
+use std::fmt::{self, Write};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::step_time::StepTimeModel;
-use crate::error::Result;
-use crate::scheduler::simulate::{SchedulerSnapshot, StepLoad};
+use super::Engine;
+use crate::error::{Result, try_format};
+use crate::observability::stats::{RecentSteps, Stats};
+use crate::scheduler::{MappedBlock, MappedSequence, PoolMap, SequenceState, TierMap};
 
-/// A snapshot of the scheduler and of the step times after the last step.
-#[derive(Debug, Default)]
-pub struct AdmissionSnapshot {
-    pub scheduler: SchedulerSnapshot,
-    pub step_time: StepTimeModel,
-    /// The current step: its load and its start time.
-    pub step: Option<(StepLoad, Duration)>,
+/// Interval at which a reader tries to read an engine that is not stepping.
+const RETRY_AFTER: Duration = Duration::from_millis(5);
+
+/// Maximum numbers of blocks of each tier and of sequences. Together with the limit of the table
+/// entries that are read, they keep the pause between two steps below 10 ms.
+const MAX_BLOCKS: usize = 1 << 20;
+const MAX_SEQUENCES: usize = 1 << 14;
+
+/// The state of an engine between two steps.
+#[derive(Debug)]
+pub struct EngineSnapshot {
+    /// Time on the clock of the engine.
+    pub time: Duration,
+    pub block_size: usize,
+    pub layer_groups: usize,
+    pub stats: Stats,
+    pub map: PoolMap,
+    pub steps: RecentSteps,
 }
 
-impl AdmissionSnapshot {
-    pub fn try_clone(&self) -> Result<AdmissionSnapshot> {
-        Ok(AdmissionSnapshot { scheduler: self.scheduler.try_clone()?, ..*self })
+/// Hands an empty snapshot to the stepping thread and a filled one back.
+#[derive(Default)]
+pub struct SnapshotExchange {
+    /// Whether a reader waits, so that a step without readers takes no lock.
+    is_wanted: AtomicBool,
+    /// Held by the one reader that waits.
+    reader: Mutex<()>,
+    snapshot: Mutex<Option<Exchanged>>,
+    has_answer: Condvar,
+}
+
+struct Exchanged {
+    snapshot: Box<EngineSnapshot>,
+    is_filled: bool,
+}
+
+impl SnapshotExchange {
+    /// Fills the snapshot of a waiting reader. Called by the stepping thread between two steps.
+    pub fn answer(&self, fill: impl FnOnce(&mut EngineSnapshot)) {
+        if !self.is_wanted.swap(false, SeqCst) {
+            return;
+        }
+        if let Some(exchanged) = &mut *lock(&self.snapshot) {
+            fill(&mut exchanged.snapshot);
+            exchanged.is_filled = true;
+            self.has_answer.notify_all();
+        }
     }
+
+    /// Returns the filled snapshot. `try_fill` fills it if no thread steps, and otherwise wakes the
+    /// stepping thread and returns false.
+    fn read(
+        &self,
+        mut snapshot: Box<EngineSnapshot>,
+        try_fill: impl Fn(&mut EngineSnapshot) -> Result<bool>,
+        wake: impl Fn(),
+    ) -> Result<Box<EngineSnapshot>> {
+        let _reader = lock(&self.reader);
+        while !try_fill(&mut snapshot)? {
+            let mut exchanged = lock(&self.snapshot);
+            *exchanged = Some(Exchanged { snapshot, is_filled: false });
+            self.is_wanted.store(true, SeqCst);
+            wake();
+            let is_missing = |exchanged: &mut Option<Exchanged>| exchanged.as_ref().is_some_and(|exchanged| !exchanged.is_filled);
+            let waited = self.has_answer.wait_timeout_while(exchanged, RETRY_AFTER, is_missing);
+            (exchanged, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            self.is_wanted.store(false, SeqCst);
+            let answer = exchanged.take().expect("only the reader takes the snapshot");
+            snapshot = answer.snapshot;
+            if answer.is_filled {
+                break;
+            }
+        }
+        Ok(snapshot)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Engine {
+    /// Returns the state of the engine after its current step: the first `max_blocks` blocks of each
+    /// tier, at most `max_sequences` sequences, and the last steps.
+    ///
+    /// # Errors
+    /// The engine has failed, or memory is short.
+    pub fn snapshot(&self, max_blocks: usize, max_sequences: usize) -> Result<Box<EngineSnapshot>> {
+        self.check()?;
+        let (memory, max_blocks) = (&self.info.memory, max_blocks.min(MAX_BLOCKS));
+        let sequences = max_sequences.min(MAX_SEQUENCES);
+        let snapshot = Box::new(EngineSnapshot {
+            time: Duration::ZERO,
+            block_size: memory.block_size,
+            layer_groups: self.info.paging.groups(),
+            stats: Stats::default(),
+            map: PoolMap::new(memory.max_blocks.min(max_blocks), memory.swap_blocks.min(max_blocks), sequences)?,
+            steps: RecentSteps::default(),
+        });
+        let try_fill = |snapshot: &mut EngineSnapshot| {
+            self.check()?;
+            let mut is_filled = false;
+            // A thread that steps waits for this one, as for a check of the lease.
+            self.shared.budget_checks.with(|| match self.core.try_lock() {
+                Ok(core) => {
+                    core.write_snapshot(snapshot);
+                    is_filled = true;
+                }
+                Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => {}
+            });
+            Ok(is_filled)
+        };
+        self.shared.snapshots.read(snapshot, try_fill, || self.shared.table.wakeup.wake())
+    }
+}
+
+impl EngineSnapshot {
+    /// Formats the snapshot as JSON. The manual describes its members at `pllm_engine_snapshot`.
+    pub fn json(&self) -> Result<String> {
+        try_format(format_args!("{self}"))
+    }
+}
+
+impl fmt::Display for EngineSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let EngineSnapshot { time, block_size, layer_groups, stats, map, steps } = self;
+        let seconds = time.as_secs_f64();
+        write!(f, r#"{{"time":{seconds:.6},"block_size":{block_size},"layer_groups":{layer_groups},"counts":{{"#)?;
+        let Stats { waiting, running, paused, idle, swapped, steps: computed_steps, generated_tokens, .. } = stats;
+        write!(f, r#""waiting":{waiting},"running":{running},"paused":{paused},"idle":{idle},"swapped":{swapped},"#)?;
+        write!(f, r#""steps":{computed_steps},"generated_tokens":{generated_tokens},"#)?;
+        let Stats { prompt_tokens, prompt_tokens_cached, prefix_queries, prefix_hits, preemptions, .. } = stats;
+        write!(f, r#""prompt_tokens":{prompt_tokens},"prompt_tokens_cached":{prompt_tokens_cached},"#)?;
+        write!(f, r#""prefix_queries":{prefix_queries},"prefix_hits":{prefix_hits},"preemptions":{preemptions}}},"#)?;
+        f.write_str(r#""pool":"#)?;
+        write_tier(f, &map.device)?;
+        f.write_str(r#","host_tier":"#)?;
+        write_tier(f, &map.host)?;
+        f.write_str(r#","sequences":["#)?;
+        write_list(f, map.sequences.iter(), write_sequence)?;
+        write!(f, r#"],"sequences_omitted":{},"steps":["#, map.sequences_omitted)?;
+        write_list(f, steps.iter(), |f, step| {
+            let (start, duration) = (step.start.as_secs_f64(), step.duration.as_secs_f64());
+            write!(f, r#"{{"start":{start:.6},"seconds":{duration:.6},"prefill_tokens":{},"#, step.prefill_tokens)?;
+            write!(f, r#""decode_tokens":{},"sequences":{}}}"#, step.decode_tokens, step.sequences)
+        })?;
+        f.write_str("]}")
+    }
+}
+
+/// Writes the elements with commas between them.
+fn write_list<T>(
+    f: &mut fmt::Formatter,
+    elements: impl Iterator<Item = T>,
+    write: impl Fn(&mut fmt::Formatter, T) -> fmt::Result,
+) -> fmt::Result {
+    for (i, element) in elements.enumerate() {
+        if i > 0 {
+            f.write_char(',')?;
+        }
+        write(f, element)?;
+    }
+    Ok(())
+}
+
+/// Writes a tier. Consecutive blocks with the same use are one run.
+fn write_tier(f: &mut fmt::Formatter, tier: &TierMap) -> fmt::Result {
+    let TierMap { total, cached, free, blocks } = tier;
+    let used = total - cached - free;
+    write!(f, r#"{{"blocks":{total},"free":{free},"cached":{cached},"used":{used},"runs":["#)?;
+    write_list(f, blocks.chunk_by(|one, next| one == next), |f, run| match run[0] {
+        MappedBlock { users: 0, is_cached: true, .. } => write!(f, r#"[{},"cached"]"#, run.len()),
+        MappedBlock { users: 0, .. } => write!(f, r#"[{},"free"]"#, run.len()),
+        MappedBlock { users, sequence, .. } => {
+            write!(f, r#"[{},"used",{users},{}]"#, run.len(), sequence.map_or(0, |sequence| sequence.get()))
+        }
+    })?;
+    f.write_str("]}")
+}
+
+fn write_sequence(f: &mut fmt::Formatter, sequence: &MappedSequence) -> fmt::Result {
+    let MappedSequence { id, request, state, tokens, max_tokens, computed, cached, generated, blocks, is_swapped } = *sequence;
+    let state = match state {
+        SequenceState::Running => "running",
+        SequenceState::Waiting => "waiting",
+        SequenceState::Paused => "paused",
+        SequenceState::Idle => "idle",
+        SequenceState::Pinned => "pinned",
+    };
+    let tier = if is_swapped { "host" } else { "pool" };
+    let request = request.map_or(0, |request| request.get());
+    write!(f, r#"{{"sequence":{},"request":{request},"state":"{state}","tokens":{tokens},"max_tokens":{max_tokens},"#, id.get())?;
+    write!(f, r#""computed_tokens":{computed},"cached_tokens":{cached},"generated_tokens":{generated},"blocks":{blocks},"tier":"{tier}"}}"#)
 }

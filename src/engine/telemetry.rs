@@ -7,7 +7,7 @@ use super::clock::Clock;
 use super::sequence::Sequence;
 use crate::error::Result;
 use crate::observability::metrics::Histograms;
-use crate::observability::stats::{Stats, StepReport};
+use crate::observability::stats::{RecentSteps, Stats, StepRecord, StepReport};
 use crate::observability::trace::{Phase, Trace};
 use crate::scheduler::StepPlan;
 use crate::types::outputs::Output;
@@ -20,6 +20,9 @@ pub struct Telemetry {
     pub histograms: Histograms,
     /// Number of prompt tokens that the prefix cache had.
     pub cached_tokens: u64,
+    pub recent_steps: RecentSteps,
+    /// Time at which the step began.
+    began_at: Duration,
     trace: Option<Trace>,
     clock: Arc<dyn Clock>,
     /// Time at which the tokens of the step were sampled.
@@ -32,6 +35,8 @@ impl Telemetry {
             counts: Stats::default(),
             histograms: Histograms::default(),
             cached_tokens: 0,
+            recent_steps: RecentSteps::default(),
+            began_at: Duration::ZERO,
             trace,
             clock,
             published_at: Duration::ZERO,
@@ -44,6 +49,7 @@ impl Telemetry {
     }
 
     pub fn step_begins(&mut self, now: Duration) {
+        self.began_at = now;
         if let Some(trace) = &mut self.trace {
             trace.begin(now);
         }
@@ -57,6 +63,10 @@ impl Telemetry {
     }
 
     pub fn step_ends(&mut self, result: &Result<StepReport>, stats: &Stats) {
+        if let Ok(StepReport { sequences: sequences @ 1.., prefill_tokens, decode_tokens, .. }) = *result {
+            let (start, duration) = (self.began_at, self.clock.now().saturating_sub(self.began_at));
+            self.recent_steps.push(StepRecord { start, duration, prefill_tokens, decode_tokens, sequences });
+        }
         if let Some(trace) = &mut self.trace {
             trace.end(result.as_ref().ok(), stats, self.clock.now());
         }

@@ -1,5 +1,7 @@
 //! The statistics of steps and of an engine.
 
+use std::time::Duration;
+
 use crate::types::outputs::FinishReason;
 
 /// The result of one step.
@@ -16,6 +18,45 @@ pub struct StepReport {
     pub sequences: u64,
     /// Number of sequences that were not scheduled because their queue is full.
     pub paused: u64,
+}
+
+/// The time and the contents of a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StepRecord {
+    /// Time of its start on the clock of the engine.
+    pub start: Duration,
+    pub duration: Duration,
+    pub prefill_tokens: u64,
+    pub decode_tokens: u64,
+    pub sequences: u64,
+}
+
+/// The last steps that had sequences.
+#[derive(Debug, Clone, Copy)]
+pub struct RecentSteps {
+    records: [StepRecord; RecentSteps::LEN],
+    /// Number of steps recorded so far.
+    count: usize,
+}
+
+impl RecentSteps {
+    const LEN: usize = 128;
+
+    pub fn push(&mut self, record: StepRecord) {
+        self.records[self.count % RecentSteps::LEN] = record;
+        self.count += 1;
+    }
+
+    /// Returns the steps, the oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &StepRecord> {
+        (self.count.saturating_sub(RecentSteps::LEN)..self.count).map(|step| &self.records[step % RecentSteps::LEN])
+    }
+}
+
+impl Default for RecentSteps {
+    fn default() -> RecentSteps {
+        RecentSteps { records: [StepRecord::default(); RecentSteps::LEN], count: 0 }
+    }
 }
 
 /// Counters since the creation of the engine, and its state after the last step.

@@ -16,6 +16,7 @@ mod ledger;
 mod parallel;
 mod requests;
 mod sequences;
+mod snapshot;
 mod structured;
 mod swap;
 mod telemetry;

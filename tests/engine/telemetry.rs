@@ -20,7 +20,7 @@ const VOCAB: usize = 50;
 
 /// A clock that only the test and the executor advance, in milliseconds.
 #[derive(Default)]
-struct ManualClock(AtomicU64);
+pub struct ManualClock(AtomicU64);
 
 impl Clock for ManualClock {
     fn now(&self) -> Duration {
@@ -49,14 +49,14 @@ impl Executor for TimedExecutor {
     }
 }
 
-fn engine(options: EngineOptions, blocks: usize) -> (Engine, Arc<ManualClock>) {
+pub fn engine(options: EngineOptions, blocks: usize) -> (Engine, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::default());
     let executor = Box::new(TimedExecutor { clock: clock.clone(), logits: Vec::new() });
     let info = support::model_info(VOCAB, blocks, 64, vec![]);
     (Engine::with_clock(&options, info, None, executor, clock.clone()).unwrap(), clock)
 }
 
-fn request(prompt: std::ops::Range<u32>, max_tokens: usize) -> Request {
+pub fn request(prompt: std::ops::Range<u32>, max_tokens: usize) -> Request {
     Request::new(Prompt::Tokens(prompt.collect()), SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() })
 }
 

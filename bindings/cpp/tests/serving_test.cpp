@@ -276,6 +276,16 @@ TEST(Metrics, are_an_openmetrics_text) {
     EXPECT_EQ(text.substr(text.size() - 6), "# EOF\n");
 }
 
+TEST(Snapshot, has_the_blocks_and_the_steps) {
+    Engine engine = open_engine();
+    const std::string prompt = chat(france.question);
+    EXPECT_TRUE(engine.generate(greedy(prompt)));
+    const std::string text = engine.snapshot().value();
+    EXPECT_NE(text.find(",\"cached\"]"), std::string::npos) << text;
+    EXPECT_NE(text.find("\"decode_tokens\":1"), std::string::npos) << text;
+    EXPECT_NE(engine.snapshot(0, 0).value().find("\"runs\":[]"), std::string::npos);
+}
+
 TEST(KvEvents, give_the_blocks_of_a_prompt_with_the_hashes_of_hash_prompt) {
     pagedllm::Options options = light_options();
     options.kv_events_capacity = 1000;

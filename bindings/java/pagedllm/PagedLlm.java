@@ -2559,6 +2559,15 @@ public final class PagedLlm {
             return handle.during(engine -> takenText(out -> Native.engine_get_metrics(engine, out)));
         }
 
+        /**
+         * Describes the engine after its current step as a JSON object: which sequences have which blocks, and what the last steps
+         * computed. It has the first maxBlocks blocks of each tier and at most maxSequences sequences. pllm_engine_snapshot in the
+         * C header describes the members.
+         */
+        public String snapshot(long maxBlocks, long maxSequences) {
+            return handle.during(engine -> takenText(out -> Native.engine_snapshot(engine, maxBlocks, maxSequences, out)));
+        }
+
         /** Takes the events of the prefix cache since the last call, waiting up to timeoutMs for the first one. */
         public List<KvEvent> pollKvEvents(int timeoutMs) {
             return events((engine, out) -> Native.engine_poll_kv_events(engine, timeoutMs, out));
@@ -3038,6 +3047,17 @@ public final class PagedLlm {
         static MemorySegment engine_get_stats(MemorySegment engine, MemorySegment outStats) {
             try {
                 return (MemorySegment) ENGINE_GET_STATS.invokeExact(engine, outStats);
+            } catch (Throwable thrown) {
+                throw unexpected(thrown);
+            }
+        }
+
+        private static final MethodHandle ENGINE_SNAPSHOT = find("pllm_engine_snapshot",
+                FunctionDescriptor.of(ADDRESS, ADDRESS, JAVA_LONG, JAVA_LONG, ADDRESS));
+
+        static MemorySegment engine_snapshot(MemorySegment engine, long maxBlocks, long maxSequences, MemorySegment outJson) {
+            try {
+                return (MemorySegment) ENGINE_SNAPSHOT.invokeExact(engine, maxBlocks, maxSequences, outJson);
             } catch (Throwable thrown) {
                 throw unexpected(thrown);
             }

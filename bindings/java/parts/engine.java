@@ -323,6 +323,15 @@
             return handle.during(engine -> takenText(out -> Native.engine_get_metrics(engine, out)));
         }
 
+        /**
+         * Describes the engine after its current step as a JSON object: which sequences have which blocks, and what the last steps
+         * computed. It has the first maxBlocks blocks of each tier and at most maxSequences sequences. pllm_engine_snapshot in the
+         * C header describes the members.
+         */
+        public String snapshot(long maxBlocks, long maxSequences) {
+            return handle.during(engine -> takenText(out -> Native.engine_snapshot(engine, maxBlocks, maxSequences, out)));
+        }
+
         /** Takes the events of the prefix cache since the last call, waiting up to timeoutMs for the first one. */
         public List<KvEvent> pollKvEvents(int timeoutMs) {
             return events((engine, out) -> Native.engine_poll_kv_events(engine, timeoutMs, out));

@@ -309,6 +309,7 @@ public final class PagedLlmTest {
             engine.generate(chat(engine, FRANCE));
             equal(1L, engine.stats().finishedStop);
             isTrue(engine.metrics().contains("pagedllm_generation_tokens_total"), "no metrics");
+            isTrue(engine.snapshot(1000, 1000).contains(",\"cached\"]"), "no cached blocks");
             isTrue(engine.predictAdmission(chat(engine, FRANCE)).admits, "no admission");
             engine.checkHealth();
             isTrue(PagedLlm.buildInfo().contains("LlamaForCausalLM"), "no architectures");

@@ -115,7 +115,7 @@ describe('closing', () => {
       () => engine.fork(1), () => engine.append(1, [1]), () => engine.rewind(1, 1), () => engine.resume(1), () => engine.free(1),
       () => engine.sequenceInfo(1), () => engine.generateResumed(1), () => engine.pin({ prompt: 'x' }), () => engine.unpin(1),
       () => engine.exportSequence(1), () => engine.importSequence(Buffer.from('x')), () => engine.predictAdmission({ prompt: 'x' }),
-      () => engine.metrics(), () => engine.budget, () => engine.health(), () => engine.tokenBytes(1),
+      () => engine.metrics(), () => engine.snapshot(), () => engine.budget, () => engine.health(), () => engine.tokenBytes(1),
     ]) {
       await refused('CLOSED', 'the engine is closed', call);
     }

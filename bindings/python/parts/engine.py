@@ -514,6 +514,19 @@ class Engine:
             _lib.pllm_engine_get_metrics(engine, byref(text))
         return _taken(text)
 
+    def snapshot(self, max_blocks: Optional[int] = None, max_sequences: Optional[int] = None) -> Dict[str, Any]:
+        """Describe the engine after its current step.
+
+        The result says which sequences have which blocks, and what the last steps computed.
+        pllm_engine_snapshot in the C header describes the members. It has the first max_blocks
+        blocks of each tier and at most max_sequences sequences. None: as many as possible.
+        """
+        text = c_void_p()
+        limits = [2**64 - 1 if limit is None else limit for limit in (max_blocks, max_sequences)]
+        with self._handle as engine:
+            _lib.pllm_engine_snapshot(engine, *limits, byref(text))
+        return json.loads(_taken(text))
+
 
 def _create(options: Any, budget: Optional[Budget], communicator: Optional[Communicator], kv_store: Optional[KvStore],
             progress: Optional[Callable[[int, int], Any]], free: Callable[[int], None]) -> _Handle:

@@ -438,6 +438,17 @@ class Telemetry(Case):
             lambda: self.engine.stats().prompt_tokens_cached == 32, "the cached tokens are counted"
         )
 
+    def test_a_snapshot_has_the_blocks_and_the_steps(self):
+        self.engine.generate("Hello " * 20, Sampling(max_tokens=3, ignore_eos=True))
+        self.assertEventually(lambda: self.engine.stats().running == 0, "the request has ended")
+        snapshot = self.engine.snapshot()
+        pool = snapshot["pool"]
+        self.assertEqual(pool["free"] + pool["cached"] + pool["used"], pool["blocks"])
+        self.assertEqual(sum(run[0] for run in pool["runs"]), pool["blocks"])
+        self.assertIn("cached", [run[1] for run in pool["runs"]])
+        self.assertEqual(snapshot["steps"][-1]["decode_tokens"], 1)
+        self.assertEqual(self.engine.snapshot(max_blocks=0)["pool"]["runs"], [])
+
     def test_metrics_have_the_prometheus_text_format(self):
         self.engine.generate("Hello", Sampling(max_tokens=3, ignore_eos=True))
         self.assertEventually(

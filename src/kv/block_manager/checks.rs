@@ -29,7 +29,7 @@ impl BlockManager {
         }
         copies.iter().for_each(|copy| owners[copy.from as usize] += 1);
         self.host.sources().for_each(|device| owners[device as usize] += 1);
-        self.block_pool.check(&owners, &reclaimable, |block| self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block)));
+        self.block_pool.check(&owners, &reclaimable, |block| self.is_cached(block));
         self.host.check(&mut host_owners, (swapped, arriving));
         assert_eq!(gone, self.dropped, "the number of dropped blocks is wrong");
         let used = (0..capacity).filter(|&block| owners[block] > 0);

@@ -64,7 +64,8 @@ impl BlockTable {
         Some(self.blocks[entry]).filter(|&block| block != NULL_BLOCK)
     }
 
-    fn held(&self) -> impl DoubleEndedIterator<Item = BlockId> {
+    /// Returns the blocks of the table.
+    pub fn held(&self) -> impl DoubleEndedIterator<Item = BlockId> {
         self.blocks.iter().copied().filter(|&block| block != NULL_BLOCK)
     }
 
@@ -147,6 +148,16 @@ impl BlockManager {
     /// Returns the number of unreferenced blocks that the prefix cache can find.
     pub fn cached_blocks(&self) -> usize {
         self.prefix.as_ref().map_or(0, PrefixIndex::unused)
+    }
+
+    /// Returns how many tables and transfers use a block of the pool.
+    pub fn users(&self, block: BlockId) -> u32 {
+        self.block_pool.refs(block)
+    }
+
+    /// Returns whether only the prefix cache has the block.
+    pub fn is_cached(&self, block: BlockId) -> bool {
+        self.prefix.as_ref().is_some_and(|prefix| prefix.is_unused(block))
     }
 
     /// Returns the number of blocks that can be allocated: free and cached ones.

@@ -317,6 +317,11 @@ impl BlockManager {
         self.host.used()
     }
 
+    /// Returns how many tables and transfers use a block of the host tier.
+    pub fn host_users(&self, block: BlockId) -> u32 {
+        self.host.refs(block)
+    }
+
     /// Returns the number of tables in the host tier.
     pub fn swapped(&self) -> usize {
         self.host.tables

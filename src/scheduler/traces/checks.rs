@@ -70,6 +70,44 @@ impl Trace {
         }
         self.s.blocks.check_order(|hash| self.cache.before.get(hash).copied());
         self.check_contents();
+        self.check_map();
+    }
+
+    /// Checks that a map has the blocks of all sequences, and no others.
+    fn check_map(&self) {
+        let blocks = &self.s.blocks;
+        let (device, host, sequences) = (blocks.capacity(), blocks.host_total(), self.tokens.len());
+        let mut map = PoolMap::new(device, host, sequences).unwrap();
+        self.s.write_map(&mut map, |id| Some(id.own_request()));
+        assert_eq!((map.sequences.len(), map.sequences_omitted), (sequences, 0));
+        let of_device = |is: fn(&MappedBlock) -> bool| map.device.blocks.iter().filter(|block| is(block)).count();
+        assert_eq!((map.device.total, map.device.free, map.device.cached), (blocks.total(), blocks.free_blocks(), blocks.cached_blocks()));
+        assert_eq!(of_device(|block| block.users == 0 && block.is_cached), map.device.cached);
+        assert_eq!(of_device(|block| block.users == 0 && !block.is_cached), map.device.free);
+        let running: Vec<SeqId> = self.s.running_sequences().map(|sequence| sequence.id).collect();
+        assert!(map.sequences.iter().map(|mapped| mapped.id).take(running.len()).eq(running), "the running sequences come first");
+        let mut users = [vec![0; map.device.blocks.len()], vec![0; map.host.blocks.len()]];
+        for mapped in &map.sequences {
+            let sequence = self.sequence(&mapped.id);
+            let mapped_values = (mapped.tokens, mapped.max_tokens, mapped.computed, mapped.is_swapped);
+            assert_eq!(mapped_values, (sequence.tokens.len(), sequence.max_len(), sequence.computed, sequence.table.swapped()));
+            sequence.table.held().for_each(|block| users[mapped.is_swapped as usize][block as usize] += 1);
+        }
+        for (tier, users) in [&map.device, &map.host].into_iter().zip(users) {
+            for (block, (mapped, users)) in tier.blocks.iter().zip(users).enumerate() {
+                // Copies and transfers use blocks, too.
+                assert!(mapped.users >= users, "block {block} has {} of {users} users", mapped.users);
+                assert_eq!(mapped.sequence.is_some(), users > 0, "block {block} and its sequence disagree");
+                let holds = |id: SeqId| self.sequence(&id).table.held().any(|held| held as usize == block);
+                assert!(mapped.sequence.is_none_or(holds), "block {block} belongs to another sequence");
+            }
+        }
+        // A smaller map has the first ones of each.
+        let mut small = PoolMap::new(1, 1, 1).unwrap();
+        let capacity = small.device.blocks.capacity().min(device);
+        self.s.write_map(&mut small, |_| None);
+        assert_eq!((small.device.blocks.len(), small.sequences.len()), (capacity.min(blocks.total()), sequences.min(1)));
+        assert_eq!(small.sequences_omitted, sequences - sequences.min(1));
     }
 
     /// Checks the contents of all computed tokens in both tiers.

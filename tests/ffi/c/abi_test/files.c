@@ -34,6 +34,12 @@ static void metrics_report_running_requests(const pllm_engine *engine) {
     uint64_t id = 0;
     OK(pllm_engine_add_request(engine, &request, &id));
     step_of(engine);
+    INVALID(pllm_engine_snapshot(NULL, 1, 1, &text));
+    INVALID(pllm_engine_snapshot(engine, 1, 1, NULL));
+    CHECK(text == UNTOUCHED);
+    if (!OK(pllm_engine_snapshot(engine, UINT64_MAX, UINT64_MAX, &text))) return;
+    CHECK(memmem(pllm_bytes_data(text), pllm_bytes_len(text), "\"running\",", 10) != NULL);
+    pllm_bytes_free(text);
     if (!OK(pllm_engine_get_metrics(engine, &text))) return;
     const char *data = pllm_bytes_data(text),
                running[] = "\npagedllm_num_requests_running{model_name=\"model\"} 1",

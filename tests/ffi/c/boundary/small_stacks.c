@@ -112,6 +112,9 @@ static void use_sequences(pllm_engine *engine) {
     pllm_bytes *metrics = NULL;
     OK(pllm_engine_get_metrics(engine, &metrics));
     pllm_bytes_free(metrics);
+    pllm_bytes *snapshot = NULL;
+    OK(pllm_engine_snapshot(engine, UINT64_MAX, UINT64_MAX, &snapshot));
+    pllm_bytes_free(snapshot);
     stats_of(engine);
 }
 

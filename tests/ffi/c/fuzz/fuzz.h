@@ -40,6 +40,7 @@
     FALLIBLE(pllm_prefix_unpin) FALLIBLE(pllm_sequence_export) FALLIBLE(pllm_sequence_import)   \
     INFALLIBLE(pllm_engine_queue) FALLIBLE(pllm_engine_get_stats)                               \
     FALLIBLE(pllm_engine_get_metrics) INFALLIBLE(pllm_engine_budget)                            \
+    FALLIBLE(pllm_engine_snapshot)                                                              \
     FALLIBLE(pllm_engine_health) FALLIBLE(pllm_engine_get_token_bytes)                          \
     INFALLIBLE(pllm_error_prompt_tokens) INFALLIBLE(pllm_error_max_model_len)                   \
     INFALLIBLE(pllm_error_is_temporary)                                                         \

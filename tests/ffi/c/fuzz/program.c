@@ -49,6 +49,7 @@ static const operation operations[] = {
     {import_sequence, 2, false},
     {predict_only, 2, false},
     {get_metrics, 2, false},
+    {get_snapshot, 2, false},
     {get_token_bytes, 2, false},
     {check_health, 2, false},
     {create_budget, 2, true},

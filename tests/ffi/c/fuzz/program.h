@@ -240,8 +240,9 @@ void run_worker_of_an_engine(worker *w);
 
 // ---- text_calls.c ----
 
-// Metrics contain times, so they are not part of the hash.
+// Metrics and snapshots contain times, so they are not part of the hash.
 void get_metrics(worker *w);
+void get_snapshot(worker *w);
 void get_token_bytes(worker *w);
 void check_health(worker *w);
 

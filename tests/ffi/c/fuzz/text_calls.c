@@ -18,6 +18,22 @@ void get_metrics(worker *w) {
     keep(w, k);
 }
 
+void get_snapshot(worker *w) {
+    const engine_slot *e = any_engine(w);
+    out_parameter *out = any_out_parameter(w);
+    uint64_t blocks = one_in(w, 2) ? interesting_u32(w) : UINT64_MAX, sequences = below(w, 5);
+    int32_t code = TRY(pllm_engine_snapshot, e->engine, blocks, sequences,
+                       out ? (pllm_bytes **)&out->pointer : NULL);
+    check_out_parameter(out, code, sizeof out->pointer);
+    EXPECT(!code == (e->engine && out), "snapshot: code %d", code);
+    if (code) return;
+    kept_object k = {.kind = BYTES, .as.bytes = out->pointer};
+    const char *text = CALL(pllm_bytes_data, k.as.bytes);
+    uint64_t len = CALL(pllm_bytes_len, k.as.bytes);
+    EXPECT(len > 2 && text[0] == '{' && text[len - 1] == '}', "the snapshot is no JSON object");
+    keep(w, k);
+}
+
 void tokenize(worker *w) {
     const engine_slot *e = any_text_engine(w);
     argument text = any_text(w);
