@@ -283,6 +283,13 @@
 // effect on beam search.
 #define PLLM_SAMPLING_MODEL_DEFAULTS 64
 
+// Each step that computes a part of the prompt, but not its end, has an output with
+// computed_tokens and without tokens or text. The other tokens of the prompt follow in later
+// steps, because it is longer than prefill_chunk or max_batch_tokens, or because the step was
+// full. These outputs count for the capacity of the queue. After a preemption the numbers can be
+// smaller again. Of several samples or beams, the first sequence reports them.
+#define PLLM_SAMPLING_PREFILL_PROGRESS 128
+
 // Value of max_tokens: as many tokens as max_model_len allows.
 #define PLLM_UNLIMITED_TOKENS UINT32_MAX
 
@@ -1433,6 +1440,9 @@ typedef struct {
   const char *stop_string;
   // Length of stop_string in bytes.
   uint64_t stop_string_len;
+  // In an output of PLLM_SAMPLING_PREFILL_PROGRESS: number of tokens of the sequence that are
+  // computed, or that the prefix cache had. In all other outputs 0.
+  uint64_t computed_tokens;
 } pllm_output;
 
 // Parameters of a fork. Call pllm_fork_init first.

@@ -990,6 +990,12 @@ struct Sampling {
     // repetition_penalty and no_repeat_ngram_size. "do_sample": false selects temperature 0. Has no
     // effect on beam search.
     bool model_defaults = (detail::sampling_defaults().flags & PLLM_SAMPLING_MODEL_DEFAULTS) != 0;
+    // Each step that computes a part of the prompt, but not its end, has an output with
+    // computed_tokens and without tokens or text. The other tokens of the prompt follow in later
+    // steps, because it is longer than prefill_chunk or max_batch_tokens, or because the step was
+    // full. These outputs count for the capacity of the queue. After a preemption the numbers can
+    // be smaller again. Of several samples or beams, the first sequence reports them.
+    bool prefill_progress = (detail::sampling_defaults().flags & PLLM_SAMPLING_PREFILL_PROGRESS) != 0;
     // Keeps the tokens with the most typical surprise whose probabilities sum to at least this
     // value. Range above 0 to 1. Default 1: all.
     float typical_p = detail::sampling_defaults().typical_p;
@@ -1395,7 +1401,8 @@ struct CSampling {
             flag(from.prompt_logprobs, PLLM_SAMPLING_PROMPT_LOGPROBS) |
             flag(from.echo, PLLM_SAMPLING_ECHO) |
             flag(from.include_stop, PLLM_SAMPLING_INCLUDE_STOP) |
-            flag(from.model_defaults, PLLM_SAMPLING_MODEL_DEFAULTS);
+            flag(from.model_defaults, PLLM_SAMPLING_MODEL_DEFAULTS) |
+            flag(from.prefill_progress, PLLM_SAMPLING_PREFILL_PROGRESS);
         native.typical_p = from.typical_p;
         native.top_n_sigma = from.top_n_sigma;
         native.xtc_probability = from.xtc_probability;
@@ -1843,6 +1850,9 @@ struct Output {
     uint32_t stop_token;
     // The string of StopReason::string: UTF-8, not NUL-terminated. Else empty.
     std::string_view stop_string;
+    // In an output of Sampling::prefill_progress: number of tokens of the sequence that are
+    // computed, or that the prefix cache had. In all other outputs 0.
+    uint64_t computed_tokens;
     // Set in the last output of a sequence. Zero in all others.
     Timing timing;
 
@@ -1888,6 +1898,7 @@ private:
           stop_reason(StopReason(c.stop_reason)),
           stop_token(c.stop_token),
           stop_string(detail::view(c.stop_string, c.stop_string_len)),
+          computed_tokens(c.computed_tokens),
           timing(detail::to_timing(c)) {}
 };
 
@@ -2004,6 +2015,9 @@ struct Completion {
     uint32_t stop_token = 0;
     // The string of StopReason::string, else empty.
     std::string stop_string;
+    // In an output of Sampling::prefill_progress: number of tokens of the sequence that are
+    // computed, or that the prefix cache had. In all other outputs 0.
+    uint64_t computed_tokens = 0;
 
     // Adds the next output.
     void add(const Output &output, OutputKind kind) {
@@ -2033,6 +2047,7 @@ struct Completion {
         stop_reason = output.stop_reason;
         stop_token = output.stop_token;
         stop_string = output.stop_string;
+        computed_tokens = output.computed_tokens;
         if (output.error_code != Code{} && status) status = Error{output.error_code, std::string(output.error_message)};
     }
 

@@ -383,6 +383,9 @@ type Output struct {
 	StopToken uint32
 	// StopString is the string that ended the sequence if StopReason is StopString, else "".
 	StopString string
+	// ComputedTokens is the in an output of Sampling.PrefillProgress: number of tokens of the
+	// sequence that are computed, or that the prefix cache had. In all other outputs 0.
+	ComputedTokens int
 }
 
 func (o *Output) fromC(c *C.pllm_output) {
@@ -410,6 +413,7 @@ func (o *Output) fromC(c *C.pllm_output) {
 	o.StopReason = StopReason(c.stop_reason)
 	o.StopToken = uint32(c.stop_token)
 	o.StopString = goText(c.stop_string, c.stop_string_len)
+	o.ComputedTokens = int(c.computed_tokens)
 }
 
 // A Completion is everything that one sequence generated.
@@ -452,6 +456,8 @@ type Completion struct {
 	StopToken uint32
 	// StopString is as in the last Output.
 	StopString string
+	// ComputedTokens is as in the last Output.
+	ComputedTokens int
 }
 
 // add adds the next output, except its text.
@@ -473,6 +479,7 @@ func (c *Completion) add(output *Output) {
 	c.StopReason = output.StopReason
 	c.StopToken = output.StopToken
 	c.StopString = output.StopString
+	c.ComputedTokens = output.ComputedTokens
 }
 
 // SequenceInfo is a sequence as of the last step and the calls since.

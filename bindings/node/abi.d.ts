@@ -618,6 +618,14 @@ export interface Sampling {
    * effect on beam search.
    */
   modelDefaults?: boolean;
+  /**
+   * Each step that computes a part of the prompt, but not its end, has an output with
+   * computedTokens and without tokens or text. The other tokens of the prompt follow in later
+   * steps, because it is longer than prefillChunk or maxBatchTokens, or because the step was full.
+   * These outputs count for the capacity of the queue. After a preemption the numbers can be
+   * smaller again. Of several samples or beams, the first sequence reports them.
+   */
+  prefillProgress?: boolean;
   /** Returned in each output of the request. */
   userData?: number | bigint;
   /**
@@ -1038,6 +1046,11 @@ export interface Generated {
   stopToken: number | null;
   /** The string that ended the sequence, if stopReason is 'string'. Else null. */
   stopString: string | null;
+  /**
+   * In an output of prefillProgress: number of tokens of the sequence that are computed, or that
+   * the prefix cache had. In all other outputs 0.
+   */
+  computedTokens: number;
 }
 
 /** An output of one sequence: new tokens, new text, or its end. */

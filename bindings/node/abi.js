@@ -31,7 +31,7 @@ const BATCHING = { mixed: 0, prefillFirst: 1, decodeFirst: 2, static: 3 };
 const ALLOCATION = { onDemand: 0, maxTokens: 1 };
 const SAMPLING = {
   seed: 1, ignoreEos: 2, logprobs: 4, promptLogprobs: 8, echo: 16, includeStop: 32, modelDefaults:
-  64,
+  64, prefillProgress: 128,
 };
 const OUTPUT = { delta: 0, cumulative: 1, final: 2 };
 const GRAMMAR = { none: 0, jsonSchema: 1, jsonObject: 2, regex: 3, choice: 4, lark: 5 };
@@ -323,7 +323,7 @@ const Logprob = struct('pllm_logprob', 8, {
   token: u32,
   logprob: f32,
 });
-const Output = struct('pllm_output', 256, {
+const Output = struct('pllm_output', 264, {
   structSize: u64,
   request: u64,
   sequence: u64,
@@ -359,6 +359,7 @@ const Output = struct('pllm_output', 256, {
   stopToken: u32,
   stopString: pointer,
   stopStringLen: u64,
+  computedTokens: u64,
 });
 const Fork = struct('pllm_fork', 48, {
   structSize: u64,
@@ -596,6 +597,7 @@ const sampling = {
     echo: set.flag('flags', SAMPLING.echo),
     includeStop: set.flag('flags', SAMPLING.includeStop),
     modelDefaults: set.flag('flags', SAMPLING.modelDefaults),
+    prefillProgress: set.flag('flags', SAMPLING.prefillProgress),
   },
 };
 const beam = {
@@ -804,6 +806,7 @@ function toOutput(c) {
     stopReason: reasonOf(STOP, c.stopReason),
     stopToken: [STOP.eos, STOP.token].includes(c.stopReason) ? c.stopToken : null,
     stopString: c.stopReason === STOP.string ? text(c.stopString, c.stopStringLen) : null,
+    computedTokens: c.computedTokens,
   };
 }
 

@@ -14,7 +14,7 @@ PATH = "examples/pagedllm/options_generated.hpp"
 STRUCTS = {"pllm_engine_options": "", "pllm_sampling": "", "pllm_dry": "dry_", "pllm_beam": "beam_", "pllm_request": ""}
 # Fields and flags of pllm_sampling that select what an output reports. A chat does not have them.
 REPORTS = {"top_logprobs", "prompt_top_logprobs", "prompt_logprobs_start", "PLLM_SAMPLING_LOGPROBS", "PLLM_SAMPLING_PROMPT_LOGPROBS",
-           "PLLM_SAMPLING_ECHO"}
+           "PLLM_SAMPLING_ECHO", "PLLM_SAMPLING_PREFILL_PROGRESS"}
 # Fields and flags without a generated option: why, or which code of the tool has the option.
 OMITTED = {
     "pllm_engine_options.model_path": "the argument MODEL",

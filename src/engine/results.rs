@@ -25,6 +25,7 @@ impl Lifecycle {
         self.masks.begin_commit();
         // The state of an exported sequence comes before the tokens that follow it.
         self.finish_exports_in_step();
+        self.emit_prefill_progress(&plan);
         self.commit_beams(&plan, step);
         self.scheduler.commit(plan, &sampled, &mut events);
         self.emit_prompt_logprobs(step);
@@ -46,6 +47,14 @@ impl Lifecycle {
         let len = |sampled_token: &SampledToken| Some((sampled_token.child, self.scheduler.find(sampled_token.child)?.tokens.len()));
         self.table.update_lengths(sampled.iter().filter_map(len));
         (self.events, step.tokens) = (events, sampled);
+    }
+
+    fn emit_prefill_progress(&mut self, plan: &StepPlan) {
+        for part in plan.sequences.iter().filter(|part| !part.samples && !part.is_stale) {
+            let Some(sequence) = self.live.sequences.get(&part.seq).filter(|sequence| sequence.reports_progress()) else { continue };
+            let output = sequence.prefill_progress(part.first + part.tokens, self.delivery.empty_output());
+            self.delivery.push(&sequence.generation.sender, output);
+        }
     }
 
     fn emit_prompt_logprobs(&mut self, step: &mut SampledStep) {

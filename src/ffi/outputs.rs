@@ -149,6 +149,9 @@ pub struct pllm_output {
     pub stop_string: *const c_char,
     /// Length of stop_string in bytes.
     pub stop_string_len: u64,
+    /// In an output of PLLM_SAMPLING_PREFILL_PROGRESS: number of tokens of the sequence that are
+    /// computed, or that the prefix cache had. In all other outputs 0.
+    pub computed_tokens: u64,
 }
 
 /// A token and its log probability in the model's own distribution, before sampling parameters
@@ -257,6 +260,7 @@ fn record(output: &Output, view: OutputView, top: &mut Vec<pllm_logprob>) -> pll
         stop_token,
         stop_string: start(stop_string.as_bytes()).cast(),
         stop_string_len: stop_string.len() as u64,
+        computed_tokens: output.computed_tokens,
     }
 }
 

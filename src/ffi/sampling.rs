@@ -30,6 +30,13 @@ pub const PLLM_SAMPLING_INCLUDE_STOP: u32 = 32;
 /// effect on beam search.
 pub const PLLM_SAMPLING_MODEL_DEFAULTS: u32 = 64;
 
+/// Each step that computes a part of the prompt, but not its end, has an output with
+/// computed_tokens and without tokens or text. The other tokens of the prompt follow in later
+/// steps, because it is longer than prefill_chunk or max_batch_tokens, or because the step was
+/// full. These outputs count for the capacity of the queue. After a preemption the numbers can be
+/// smaller again. Of several samples or beams, the first sequence reports them.
+pub const PLLM_SAMPLING_PREFILL_PROGRESS: u32 = 128;
+
 /// Value of max_tokens: as many tokens as max_model_len allows.
 pub const PLLM_UNLIMITED_TOKENS: u32 = u32::MAX;
 
@@ -359,7 +366,8 @@ const ALL_FLAGS: u32 = PLLM_SAMPLING_SEED
     | PLLM_SAMPLING_PROMPT_LOGPROBS
     | PLLM_SAMPLING_ECHO
     | PLLM_SAMPLING_INCLUDE_STOP
-    | PLLM_SAMPLING_MODEL_DEFAULTS;
+    | PLLM_SAMPLING_MODEL_DEFAULTS
+    | PLLM_SAMPLING_PREFILL_PROGRESS;
 
 impl pllm_sampling {
     /// Returns the parameters, or the defaults for NULL.
@@ -408,6 +416,7 @@ impl pllm_sampling {
                 prompt_logprobs: flag(PLLM_SAMPLING_PROMPT_LOGPROBS).then_some(c.prompt_top_logprobs),
                 prompt_logprobs_start: usize::try_from(c.prompt_logprobs_start).unwrap_or(usize::MAX),
                 echo: flag(PLLM_SAMPLING_ECHO),
+                prefill_progress: flag(PLLM_SAMPLING_PREFILL_PROGRESS),
                 output: output_kind(c.output_kind)?,
                 grammar: c.grammar()?,
             })

@@ -78,6 +78,9 @@ pub struct Output {
     pub prompt_tokens: u64,
     /// Number of tokens generated so far.
     pub generated_tokens: u64,
+    /// Number of tokens whose K and V are computed. Only in outputs of `prefill_progress`, which
+    /// have nothing else. Otherwise 0.
+    pub computed_tokens: u64,
     /// Sum of the log probabilities of all generated tokens under the distribution of the model.
     /// For a beam, its score.
     pub score: f64,

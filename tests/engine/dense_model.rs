@@ -349,6 +349,7 @@ impl Trace {
             stop_token_ids: if random.one_in(3) { vec![17] } else { vec![] },
             output: [OutputKind::Delta, OutputKind::Delta, OutputKind::Cumulative, OutputKind::Final][random.below(4)],
             logprobs: if random.one_in(4) { Some(2) } else { None },
+            prefill_progress: random.one_in(4),
             ..SamplingParams::default()
         }
     }
@@ -700,7 +701,15 @@ impl Trace {
 
     /// Compares the outputs of a sequence with the model.
     fn compare(&mut self, id: SeqId, dense: &Dense, finish: Option<FinishReason>, outputs: &[Output]) {
-        let mine: Vec<&Output> = outputs.iter().filter(|output| output.sequence == id).collect();
+        let mine = outputs.iter().filter(|output| output.sequence == id);
+        let (progress, mine): (Vec<&Output>, Vec<&Output>) = mine.partition(|output| output.computed_tokens > 0);
+        for output in progress {
+            assert!(
+                dense.params.prefill_progress && output.view().tokens.is_empty() && output.view().prompt_logprobs.is_empty(),
+                "{output:?}"
+            );
+            assert!(output.finish.is_none() && output.generated_tokens == 0, "{output:?}");
+        }
         let (last, before) = mine.split_last().map_or((None, &[][..]), |(last, before)| (Some(*last), before));
         assert!(before.iter().all(|output| output.finish.is_none()), "no output follows the last one: {mine:?}");
         assert_eq!(last.and_then(|last| last.finish), finish, "sequence {id}: {mine:?} {dense:?}");

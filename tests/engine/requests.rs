@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use crate::support;
 use pagedllm::backend::cpu::CpuBackend;
-use pagedllm::engine::{Engine, Executor, Fork, InFlightStep, ModelExecutor, ModelInfo, Output, Prompt, Queue, Request, Stats, StepOutput};
+use pagedllm::engine::{
+    Engine, Executor, Fork, InFlightStep, ModelExecutor, ModelInfo, Output, Prompt, Queue, Request, Resume, Stats, StepOutput,
+};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::kv::{BlockManager, Paging};
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
 use pagedllm::scheduler::{Scheduler, SchedulerOptions};
 use pagedllm::text::Text;
 use pagedllm::types::batch::Batch;
-use pagedllm::types::options::{BeamParams, EngineOptions, KvDtype, Preemption, SamplingParams};
+use pagedllm::types::options::{BeamParams, EngineOptions, KvDtype, OutputKind, Preemption, SamplingParams};
 use pagedllm::types::outputs::FinishReason;
 use pagedllm::types::{RequestId, SeqId};
 
@@ -137,6 +139,58 @@ fn a_sequence_ends_at_max_model_len() {
     let id = engine.add_request(request(&[0; 60], SamplingParams { ignore_eos: true, ..SamplingParams::greedy() })).unwrap();
     let outputs = run(&engine);
     assert_eq!((tokens(&outputs, id).len(), finish(&outputs, id)), (4, FinishReason::Length));
+}
+
+/// Returns the progress that the outputs of a request report.
+fn progress(outputs: &[Output], request: RequestId) -> Vec<u64> {
+    let progress: Vec<&Output> = outputs.iter().filter(|output| output.request == request && output.computed_tokens > 0).collect();
+    assert!(progress.iter().all(|output| output.index == 0 && output.tokens.is_empty() && output.finish.is_none()), "{progress:?}");
+    progress.iter().map(|output| output.computed_tokens).collect()
+}
+
+#[test]
+fn a_long_prompt_reports_its_progress_if_it_is_wanted() {
+    let options = EngineOptions { prefill_chunk: Some(16), max_batch_tokens: 24, ..EngineOptions::default() };
+    let executor = Box::new(Scripted { vocab: 60, logits: Vec::new(), script: Box::new(|_, _, _| Ok(())) });
+    let engine = Engine::with_executor(&options, info(60, 64), None, executor).unwrap();
+    let prompt: Vec<u32> = (0..50).collect();
+    let sampling = SamplingParams { prefill_progress: true, ignore_eos: true, ..greedy(3) };
+    let add = |prompt: &[u32], sampling: &SamplingParams| engine.add_request(request(prompt, sampling.clone())).unwrap();
+    let id = add(&prompt, &sampling);
+    let outputs = run(&engine);
+    assert_eq!((progress(&outputs, id), tokens(&outputs, id).len()), (vec![16, 32, 48], 3));
+    assert!(outputs[..3].iter().all(|output| output.computed_tokens > 0), "progress precedes the tokens");
+    // The prefix cache has 48 tokens. A short prompt has no progress, and others do not want it.
+    let (cached, short) = (add(&prompt, &sampling), add(&[59; 16], &sampling));
+    let silent = add(&[58; 50], &SamplingParams { prefill_progress: false, ..sampling.clone() });
+    // The kind of the other outputs does not matter.
+    let last = add(&[57; 40], &SamplingParams { output: OutputKind::Final, ..sampling.clone() });
+    let samples = engine.add_request(Request { n: 3, ..request(&[56; 20], sampling.clone()) }).unwrap();
+    let beam = Some(BeamParams { width: 2, ..BeamParams::default() });
+    let beams = engine.add_request(Request { n: 2, beam, ..request(&[55; 20], SamplingParams { ignore_eos: false, ..sampling }) }).unwrap();
+    let outputs = run(&engine);
+    for request in [cached, short, silent] {
+        assert!(progress(&outputs, request).is_empty());
+    }
+    for (request, len) in [(last, 40), (samples, 20), (beams, 20)] {
+        let found = progress(&outputs, request);
+        assert!(!found.is_empty() && found.is_sorted_by(|one, next| one < next) && found.iter().all(|&tokens| tokens < len), "{found:?}");
+    }
+    assert_eq!(outputs.iter().filter(|output| output.request == last && output.computed_tokens == 0).count(), 1);
+}
+
+#[test]
+fn a_resumed_sequence_reports_the_progress_of_appended_tokens() {
+    let options = EngineOptions { prefill_chunk: Some(16), ..EngineOptions::default() };
+    let executor = Box::new(Scripted { vocab: 60, logits: Vec::new(), script: Box::new(|_, _, _| Ok(())) });
+    let engine = Engine::with_executor(&options, info(60, 64), None, executor).unwrap();
+    let id = engine.add_request(Request { keep: true, ..request(&[1; 8], SamplingParams { ignore_eos: true, ..greedy(1) }) }).unwrap();
+    run(&engine);
+    engine.append(id.sequence(0), vec![2; 40]).unwrap();
+    let sampling = SamplingParams { prefill_progress: true, ignore_eos: true, ..greedy(1) };
+    engine.resume(id.sequence(0), Resume::new(sampling)).unwrap();
+    // 8 tokens are computed, and the generated one is not.
+    assert_eq!(progress(&run(&engine), id), [24, 40]);
 }
 
 #[test]

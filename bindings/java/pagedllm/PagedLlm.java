@@ -921,6 +921,14 @@ public final class PagedLlm {
          */
         public boolean modelDefaults = false;
         /**
+         * Each step that computes a part of the prompt, but not its end, has an output with
+         * computedTokens and without tokens or text. The other tokens of the prompt follow in later
+         * steps, because it is longer than prefillChunk or maxBatchTokens, or because the step was
+         * full. These outputs count for the capacity of the queue. After a preemption the numbers
+         * can be smaller again. Of several samples or beams, the first sequence reports them.
+         */
+        public boolean prefillProgress = false;
+        /**
          * Keeps the tokens with the most typical surprise whose probabilities sum to at least this
          * value. Range above 0 to 1. Default 1: all.
          */
@@ -1025,6 +1033,7 @@ public final class PagedLlm {
             putFlag(c, 80, 16, echo);
             putFlag(c, 80, 32, includeStop);
             putFlag(c, 80, 64, modelDefaults);
+            putFlag(c, 80, 128, prefillProgress);
             c.set(JAVA_FLOAT, 88, typicalP);
             c.set(JAVA_FLOAT, 92, topNSigma);
             c.set(JAVA_FLOAT, 96, xtcProbability);
@@ -1716,7 +1725,7 @@ public final class PagedLlm {
 
     /** An output of one sequence: new tokens, new text, or its end. */
     public static final class Output {
-        private static final long SIZE = 256;
+        private static final long SIZE = 264;
         private static final long ERROR_CODE = 112;
         private static final long ERROR = 72;
         private static final long ERROR_LEN = 80;
@@ -1801,6 +1810,11 @@ public final class PagedLlm {
         public final Integer stopToken;
         /** The string that ended the sequence, if stopReason is STRING. Else null. */
         public final String stopString;
+        /**
+         * In an output of prefillProgress: number of tokens of the sequence that are computed, or
+         * that the prefix cache had. In all other outputs 0.
+         */
+        public final long computedTokens;
 
         private Output(MemorySegment c) {
             stopReason = StopReason.of(c.get(JAVA_INT, 232));
@@ -1827,6 +1841,7 @@ public final class PagedLlm {
             cachedTokens = c.get(JAVA_LONG, 224);
             stopToken = stopReason == StopReason.EOS || stopReason == StopReason.TOKEN ? (Integer) c.get(JAVA_INT, 236) : null;
             stopString = stopReason == StopReason.STRING ? text(c, 240, 248) : null;
+            computedTokens = c.get(JAVA_LONG, 256);
         }
 
         /** Returns whether this is the last output of its sequence. */

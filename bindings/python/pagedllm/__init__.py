@@ -330,6 +330,9 @@ class Output:
     stop_reason: StopReason = StopReason.NONE
     stop_token: Optional[int] = None  # The token of StopReason.EOS or StopReason.TOKEN, else None.
     stop_string: Optional[str] = None  # The string of StopReason.STRING. Else None.
+    # In an output of prefill_progress: number of tokens of the sequence that are computed, or that
+    # the prefix cache had. In all other outputs 0.
+    computed_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -358,6 +361,7 @@ class Completion:
     stop_reason: StopReason = StopReason.NONE
     stop_token: Optional[int] = None
     stop_string: Optional[str] = None
+    computed_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -687,6 +691,12 @@ class Sampling:
     # repetition_penalty and no_repeat_ngram_size. "do_sample": false selects temperature 0. Has no
     # effect on beam search.
     model_defaults: Optional[bool] = None
+    # Each step that computes a part of the prompt, but not its end, has an output with
+    # computed_tokens and without tokens or text. The other tokens of the prompt follow in later
+    # steps, because it is longer than prefill_chunk or max_batch_tokens, or because the step was
+    # full. These outputs count for the capacity of the queue. After a preemption the numbers can be
+    # smaller again. Of several samples or beams, the first sequence reports them.
+    prefill_progress: Optional[bool] = None
     # Keeps the tokens with the most typical surprise whose probabilities sum to at least this
     # value. Range above 0 to 1. Default 1: all.
     typical_p: Optional[float] = None
@@ -747,6 +757,7 @@ _SAMPLING_PROMPT_LOGPROBS = 8
 _SAMPLING_ECHO = 16
 _SAMPLING_INCLUDE_STOP = 32
 _SAMPLING_MODEL_DEFAULTS = 64
+_SAMPLING_PREFILL_PROGRESS = 128
 _UNLIMITED_TOKENS = 4294967295
 _GRAMMAR_NONE = 0
 _GRAMMAR_JSON_SCHEMA = 1
@@ -986,6 +997,7 @@ class _Output(ctypes.Structure):
         ("first_token_seconds", c_double), ("last_token_seconds", c_double),
         ("preemptions", c_uint64), ("cached_tokens", c_uint64), ("stop_reason", c_uint32),
         ("stop_token", c_uint32), ("stop_string", c_void_p), ("stop_string_len", c_uint64),
+        ("computed_tokens", c_uint64),
     ]
 
 
@@ -1464,6 +1476,7 @@ def _c_sampling(sampling: Sampling) -> Any:
     _assign_flag(c, "flags", _SAMPLING_PROMPT_LOGPROBS, sampling.prompt_logprobs)
     _assign_flag(c, "flags", _SAMPLING_ECHO, sampling.echo)
     _assign_flag(c, "flags", _SAMPLING_MODEL_DEFAULTS, sampling.model_defaults)
+    _assign_flag(c, "flags", _SAMPLING_PREFILL_PROGRESS, sampling.prefill_progress)
     return c
 
 
@@ -1602,7 +1615,8 @@ def _py_output(c: Any) -> Output:
         cached_tokens=c.cached_tokens,
         stop_reason=_member(StopReason, c.stop_reason),
         stop_token=c.stop_token if c.stop_reason in (StopReason.EOS, StopReason.TOKEN) else None,
-        stop_string=_text(c.stop_string, c.stop_string_len) if c.stop_string else None)
+        stop_string=_text(c.stop_string, c.stop_string_len) if c.stop_string else None,
+        computed_tokens=c.computed_tokens)
 
 
 def _py_sequence_info(c: Any) -> SequenceInfo:

@@ -89,6 +89,7 @@ fn digest(before: &[u8; 32], output: &Output) -> [u8; 32] {
     // undefined.
     let Output { sequence, index, generated_tokens, score, sequence_state, .. } = output;
     numbers(&mut [sequence.get(), (*index).into(), *generated_tokens, score.to_bits(), sequence_state.len() as u64].into_iter());
+    numbers(&mut std::iter::once(output.computed_tokens));
     let error = output.error.as_ref().map_or("", Error::message);
     for text in [output.text.as_str(), output.finish.map_or("", FinishReason::name), error] {
         sha.update(text);

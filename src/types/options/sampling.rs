@@ -79,6 +79,9 @@ pub struct SamplingParams {
     pub prompt_logprobs_start: usize,
     /// Whether the output begins with the prompt.
     pub echo: bool,
+    /// Whether each step that computes a part of the prompt, but not its end, has an output.
+    #[serde(default)]
+    pub prefill_progress: bool,
     /// Contents of each output.
     pub output: OutputKind,
     /// Grammar that the output matches from its first token on.
@@ -163,6 +166,7 @@ impl Default for SamplingParams {
             prompt_logprobs: None,
             prompt_logprobs_start: 0,
             echo: false,
+            prefill_progress: false,
             output: OutputKind::Delta,
             grammar: None,
         }

@@ -64,6 +64,7 @@ ALWAYS(PLLM_SAMPLING_PROMPT_LOGPROBS == 8);
 ALWAYS(PLLM_SAMPLING_ECHO == 16);
 ALWAYS(PLLM_SAMPLING_INCLUDE_STOP == 32);
 ALWAYS(PLLM_SAMPLING_MODEL_DEFAULTS == 64);
+ALWAYS(PLLM_SAMPLING_PREFILL_PROGRESS == 128);
 ALWAYS(PLLM_UNLIMITED_TOKENS == 4294967295);
 ALWAYS(PLLM_OUTPUT_DELTA == 0);
 ALWAYS(PLLM_OUTPUT_CUMULATIVE == 1);
@@ -396,7 +397,7 @@ AT(pllm_request, deadline_ms, 128);
 AT(pllm_request, priority, 136);
 AT(pllm_request, reserved2, 140);
 
-SIZE(pllm_output, 256);
+SIZE(pllm_output, 264);
 AT(pllm_output, struct_size, 0);
 AT(pllm_output, request, 8);
 AT(pllm_output, sequence, 16);
@@ -432,6 +433,7 @@ AT(pllm_output, stop_reason, 232);
 AT(pllm_output, stop_token, 236);
 AT(pllm_output, stop_string, 240);
 AT(pllm_output, stop_string_len, 248);
+AT(pllm_output, computed_tokens, 256);
 
 SIZE(pllm_logprob, 8);
 AT(pllm_logprob, token, 0);

@@ -16,7 +16,7 @@ static void invalid_sampling_is_refused(const pllm_engine *engine) {
     }
     SAMPLING(top_p = 0, INVALID);
     SAMPLING(seed = 3, INVALID);  // without PLLM_SAMPLING_SEED
-    SAMPLING(flags = 2 * PLLM_SAMPLING_MODEL_DEFAULTS, UNSUPPORTED);
+    SAMPLING(flags = 2 * PLLM_SAMPLING_PREFILL_PROGRESS, UNSUPPORTED);
     SAMPLING(reserved = 1, UNSUPPORTED);
     sampling = greedy();
     sampling.max_tokens = 3;

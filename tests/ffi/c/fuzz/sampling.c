@@ -145,6 +145,7 @@ static void choose_penalties(worker *w, pllm_sampling *s) {
 static void choose_reports(worker *w, pllm_sampling *s, bool with_prompt) {
     if (s->flags & PLLM_SAMPLING_LOGPROBS) s->top_logprobs = below(w, 2) ? below(w, 5) : 0;
     if (one_in(w, 6)) s->flags |= PLLM_SAMPLING_INCLUDE_STOP;
+    if (one_in(w, 6)) s->flags |= PLLM_SAMPLING_PREFILL_PROGRESS;
     if (one_in(w, with_prompt ? 6 : 64)) s->flags |= PLLM_SAMPLING_ECHO;
     if (one_in(w, with_prompt ? 6 : 64))
         s->flags |= PLLM_SAMPLING_PROMPT_LOGPROBS, s->prompt_top_logprobs = below(w, 4),
