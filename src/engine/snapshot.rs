@@ -97,12 +97,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Engine {
-    /// Returns the state of the engine after its current step: the first `max_blocks` blocks of each
-    /// tier, at most `max_sequences` sequences, and the last steps.
+    /// Describes the engine after its current step as JSON, with the members that the manual of the
+    /// C ABI describes at `pllm_engine_snapshot`: the first `max_blocks` blocks of each tier, at
+    /// most `max_sequences` sequences, and the last steps. The text is formatted by this thread.
     ///
     /// # Errors
     /// The engine has failed, or memory is short.
-    pub fn snapshot(&self, max_blocks: usize, max_sequences: usize) -> Result<Box<EngineSnapshot>> {
+    pub fn snapshot(&self, max_blocks: usize, max_sequences: usize) -> Result<String> {
         self.check()?;
         let (memory, max_blocks) = (&self.info.memory, max_blocks.min(MAX_BLOCKS));
         let sequences = max_sequences.min(MAX_SEQUENCES);
@@ -127,17 +128,12 @@ impl Engine {
             });
             Ok(is_filled)
         };
-        self.shared.snapshots.read(snapshot, try_fill, || self.shared.table.wakeup.wake())
+        let snapshot = self.shared.snapshots.read(snapshot, try_fill, || self.shared.table.wakeup.wake())?;
+        try_format(format_args!("{snapshot}"))
     }
 }
 
-impl EngineSnapshot {
-    /// Formats the snapshot as JSON. The manual describes its members at `pllm_engine_snapshot`.
-    pub fn json(&self) -> Result<String> {
-        try_format(format_args!("{self}"))
-    }
-}
-
+/// Formats the snapshot as JSON.
 impl fmt::Display for EngineSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let EngineSnapshot { time, block_size, layer_groups, stats, map, steps } = self;

@@ -319,7 +319,7 @@ pub unsafe extern "C" fn pllm_engine_snapshot(
         not_null("out_json", out_json)?;
         let limit = |limit| usize::try_from(limit).unwrap_or(usize::MAX);
         let snapshot = engine.snapshot(limit(max_blocks), limit(max_sequences))?;
-        out_json.write(pllm_bytes::into_raw(snapshot.json()?.into_bytes()));
+        out_json.write(pllm_bytes::into_raw(snapshot.into_bytes()));
         Ok(())
     })
 }

@@ -291,7 +291,7 @@ const OPERATIONS: &[Operation] = &[
         },
     },
     Operation { name: "metrics", prepare: nothing, run: |fixture, _| fixture.engine.metrics().map(drop) },
-    Operation { name: "snapshot", prepare: Fixture::kept_sequence, run: |fixture, _| fixture.engine.snapshot(100, 100)?.json().map(drop) },
+    Operation { name: "snapshot", prepare: Fixture::kept_sequence, run: |fixture, _| fixture.engine.snapshot(100, 100).map(drop) },
     Operation {
         name: "resize the budget",
         prepare: Fixture::kept_sequence,

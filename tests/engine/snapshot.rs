@@ -12,7 +12,7 @@ use pagedllm::types::options::{EngineOptions, Preemption, SamplingParams};
 use serde_json::{Value, json};
 
 fn read(engine: &Engine) -> Value {
-    let snapshot = serde_json::from_str(&engine.snapshot(1000, 1000).unwrap().json().unwrap()).unwrap();
+    let snapshot = serde_json::from_str(&engine.snapshot(1000, 1000).unwrap()).unwrap();
     check(&snapshot);
     snapshot
 }
@@ -98,8 +98,7 @@ fn a_snapshot_has_at_most_as_much_as_was_wanted() {
         engine.add_request(request(first..first + 12, 3)).unwrap();
     }
     engine.step().unwrap();
-    let limited =
-        |blocks, sequences| -> Value { serde_json::from_str(&engine.snapshot(blocks, sequences).unwrap().json().unwrap()).unwrap() };
+    let limited = |blocks, sequences| -> Value { serde_json::from_str(&engine.snapshot(blocks, sequences).unwrap()).unwrap() };
     let snapshot = limited(5, 1);
     let runs = snapshot["pool"]["runs"].as_array().unwrap();
     assert_eq!(runs.iter().map(|run| run[0].as_u64().unwrap()).sum::<u64>(), 5);
