@@ -101,6 +101,7 @@ man: $(TOOL)
 
 lint:
 	cargo fmt --check
+	rustfmt --check --edition 2024 examples/rust/src/main.rs
 	cargo clippy --locked --all-targets -- -D warnings
 	scripts/manual.py --check
 	scripts/bindings/__main__.py --check
@@ -263,6 +264,7 @@ test-packages: lib connectors
 	scripts/install.sh $(BUILD)/packages/tree
 	tests/packages/go.sh $(BUILD)/packages/tree $(MODEL) examples/hello.expected
 	tests/packages/java.sh $(BUILD)/packages/tree $(MODEL) examples/hello.expected
+	tests/packages/rust.sh $(MODEL) examples/hello.expected
 	tests/packages/conan.sh $(MODEL) examples/hello.expected
 	tests/packages/vcpkg.sh $(MODEL) examples/hello.expected
 

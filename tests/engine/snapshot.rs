@@ -121,10 +121,10 @@ fn threads_read_snapshots_while_the_engine_steps() {
     thread::scope(|scope| {
         let readers = [0, 1].map(|_| {
             scope.spawn(|| {
-                for _ in 0..100 {
+                for _ in 0..40 {
                     read(&engine);
                     // Calls without pauses meet the moments between two steps.
-                    (0..100).for_each(|_| drop(engine.snapshot(1000, 1000).unwrap()));
+                    (0..50).for_each(|_| drop(engine.snapshot(1000, 1000).unwrap()));
                 }
             })
         });
