@@ -283,11 +283,12 @@
 // effect on beam search.
 #define PLLM_SAMPLING_MODEL_DEFAULTS 64
 
-// Each step that computes a part of the prompt, but not its end, has an output with
-// computed_tokens and without tokens or text. The other tokens of the prompt follow in later
-// steps, because it is longer than prefill_chunk or max_batch_tokens, or because the step was
-// full. These outputs count for the capacity of the queue. After a preemption the numbers can be
-// smaller again. Of several samples or beams, the first sequence reports them.
+// Until the first token is generated, each step that computes a part of the prompt, but not its
+// end, has an output with computed_tokens and without tokens or text, whatever output_kind is. The
+// other tokens of the prompt follow in later steps, because it is longer than prefill_chunk or
+// max_batch_tokens, or because the step was full. These outputs count for the capacity of the
+// queue. After a preemption the numbers can be smaller again. Of several samples or beams, the
+// first sequence reports them.
 #define PLLM_SAMPLING_PREFILL_PROGRESS 128
 
 // Value of max_tokens: as many tokens as max_model_len allows.
@@ -1141,8 +1142,8 @@ typedef struct {
 // Called on the stepping thread, once for each token. For the first token of several samples it is
 // called once for all of them. It is called again if a step is tried again. Its time adds to the
 // step of all sequences. It must return normally: no exception, no longjmp. It may call any
-// function that any thread may call, but pllm_engine_step returns PLLM_E_BUSY, and
-// pllm_engine_stop, pllm_engine_free and a blocking poll would deadlock.
+// function that any thread may call, but pllm_engine_step and pllm_engine_snapshot return
+// PLLM_E_BUSY, and pllm_engine_stop, pllm_engine_free and a blocking poll would deadlock.
 typedef void (*pllm_logits_hook)(void *hook_data,
                                  uint64_t sequence,
                                  const uint32_t *tokens,
@@ -1354,7 +1355,7 @@ typedef struct {
   float logprob;
 } pllm_logprob;
 
-// An output of one sequence: new tokens, new text, or its end. The output and its pointers are
+// An output of one sequence: new tokens, new text, its end, or the progress of its prompt. The output and its pointers are
 // valid until the batch is freed.
 typedef struct {
   // Size of this struct in the library. Fields beyond it do not exist.
@@ -1440,8 +1441,8 @@ typedef struct {
   const char *stop_string;
   // Length of stop_string in bytes.
   uint64_t stop_string_len;
-  // In an output of PLLM_SAMPLING_PREFILL_PROGRESS: number of tokens of the sequence that are
-  // computed, or that the prefix cache had. In all other outputs 0.
+  // Number of tokens of the sequence that are computed, or that the prefix cache had. Only in
+  // outputs of PLLM_SAMPLING_PREFILL_PROGRESS, otherwise 0.
   uint64_t computed_tokens;
 } pllm_output;
 
@@ -1787,29 +1788,34 @@ PLLM_NODISCARD pllm_error *pllm_engine_get_stats(const pllm_engine *engine, pllm
 // from the first one, and max_sequences the number of sequences; more than 1048576 and 16384 are
 // reduced to these. The text is a JSON object. Members can be added:
 //
-// - time: seconds on the clock of the engine; block_size: tokens per block; layer_groups.
+// - time: seconds since the engine was created; block_size: tokens per block; layer_groups.
 // - counts: waiting, running, paused, idle and swapped sequences, steps, generated_tokens,
 //   prompt_tokens, prompt_tokens_cached, prefix_queries, prefix_hits and preemptions, as in
-//   pllm_stats.
+//   pllm_stats. Paused sequences and prompts that are being pinned are also counted as waiting or
+//   running.
 // - pool, host_tier: the number of blocks of the tier, of which free, cached and used, and runs of
 //   consecutive blocks with the same use: [number, "free"], [number, "cached"] (only the prefix
 //   cache has them), or [number, "used", users of each block, id of a sequence that uses them, or
 //   0]. Queued copies are users, too.
 // - sequences, the running ones first: the ids sequence and request (0: none), state ("running",
-//   "waiting", "paused" because its queue is full, "idle", "pinned"), tokens, max_tokens (the
-//   length at which it ends), computed_tokens (with stored K and V), cached_tokens (prompt tokens
-//   that the prefix cache had), generated_tokens, blocks (in all layer groups, including those out
-//   of their window), tier ("pool" or "host"). sequences_omitted is the number of sequences that
-//   are not listed.
-// - steps, the last 128 with sequences, the oldest first: start (on the same clock), seconds,
+//   "waiting", "paused", "idle", "pinned"), tokens, max_len (the length at which it ends),
+//   computed_tokens (with stored K and V), cached_tokens (prompt tokens that the prefix cache had),
+//   generated_tokens (since it was added, resumed or continued), blocks (in all layer groups,
+//   including those out of their window), tier ("pool" or "host"). A paused sequence was skipped,
+//   because its queue is full, or it waits for a slow grammar or a KV store. Exports and forks in
+//   progress have idle sequences of their own, which counts does not include. sequences_omitted is
+//   the number of sequences that are not listed.
+// - steps, the last 128 with sequences, the oldest first: start (as time), seconds,
 //   prefill_tokens, decode_tokens, sequences.
 //
 // Requests that the engine has not started to schedule are not included. The call waits for the
-// end of the current step. The stepping thread only copies the numbers, which takes 0.1 ms for
-// 10,000 blocks and less than 10 ms always. The text is formatted by the calling thread.
+// end of the current step; if several threads call, each step answers one of them. The stepping
+// thread only copies the numbers, and reads at most 1048576 entries of block tables to find the
+// sequences of blocks. The text is formatted by the calling thread.
 //
-// Errors: PLLM_E_OUT_OF_MEMORY; the error of an engine that has failed. Any thread may call it.
-// Free the text with pllm_bytes_free.
+// Errors: PLLM_E_OUT_OF_MEMORY; PLLM_E_BUSY in a logits hook, which runs on the stepping thread;
+// the error of an engine that has failed. Any thread may call it. Free the text with
+// pllm_bytes_free.
 PLLM_NODISCARD
 pllm_error *pllm_engine_snapshot(const pllm_engine *engine,
                                  uint64_t max_blocks,

@@ -990,11 +990,12 @@ struct Sampling {
     // repetition_penalty and no_repeat_ngram_size. "do_sample": false selects temperature 0. Has no
     // effect on beam search.
     bool model_defaults = (detail::sampling_defaults().flags & PLLM_SAMPLING_MODEL_DEFAULTS) != 0;
-    // Each step that computes a part of the prompt, but not its end, has an output with
-    // computed_tokens and without tokens or text. The other tokens of the prompt follow in later
-    // steps, because it is longer than prefill_chunk or max_batch_tokens, or because the step was
-    // full. These outputs count for the capacity of the queue. After a preemption the numbers can
-    // be smaller again. Of several samples or beams, the first sequence reports them.
+    // Until the first token is generated, each step that computes a part of the prompt, but not its
+    // end, has an output with computed_tokens and without tokens or text, whatever output_kind is.
+    // The other tokens of the prompt follow in later steps, because it is longer than prefill_chunk
+    // or max_batch_tokens, or because the step was full. These outputs count for the capacity of
+    // the queue. After a preemption the numbers can be smaller again. Of several samples or beams,
+    // the first sequence reports them.
     bool prefill_progress = (detail::sampling_defaults().flags & PLLM_SAMPLING_PREFILL_PROGRESS) != 0;
     // Keeps the tokens with the most typical surprise whose probabilities sum to at least this
     // value. Range above 0 to 1. Default 1: all.
@@ -1850,8 +1851,8 @@ struct Output {
     uint32_t stop_token;
     // The string of StopReason::string: UTF-8, not NUL-terminated. Else empty.
     std::string_view stop_string;
-    // In an output of Sampling::prefill_progress: number of tokens of the sequence that are
-    // computed, or that the prefix cache had. In all other outputs 0.
+    // Number of tokens of the sequence that are computed, or that the prefix cache had. Only in
+    // outputs of Sampling::prefill_progress, otherwise 0.
     uint64_t computed_tokens;
     // Set in the last output of a sequence. Zero in all others.
     Timing timing;
@@ -2015,13 +2016,11 @@ struct Completion {
     uint32_t stop_token = 0;
     // The string of StopReason::string, else empty.
     std::string stop_string;
-    // In an output of Sampling::prefill_progress: number of tokens of the sequence that are
-    // computed, or that the prefix cache had. In all other outputs 0.
-    uint64_t computed_tokens = 0;
 
     // Adds the next output.
     void add(const Output &output, OutputKind kind) {
-        if (!output.sequence_state.empty()) return;  // an exported state is not part of the text
+        // An exported state and the progress of the prompt are not part of the text.
+        if (!output.sequence_state.empty() || output.computed_tokens > 0) return;
         if (kind != OutputKind::delta) {             // this output has everything so far
             text.clear();
             tokens.clear();
@@ -2047,7 +2046,6 @@ struct Completion {
         stop_reason = output.stop_reason;
         stop_token = output.stop_token;
         stop_string = output.stop_string;
-        computed_tokens = output.computed_tokens;
         if (output.error_code != Code{} && status) status = Error{output.error_code, std::string(output.error_message)};
     }
 
@@ -2551,6 +2549,13 @@ public:
     Result<std::string> metrics() const {
         return detail::copied(detail::create<pllm_bytes, pllm_bytes_free>(
             [&](pllm_bytes **out) { return pllm_engine_get_metrics(native(), out); }));
+    }
+
+    // Describes the engine after its current step as a JSON object: which sequences have which
+    // blocks, and what the last steps computed. pllm_engine_snapshot describes its members.
+    Result<std::string> snapshot(uint64_t max_blocks = UINT64_MAX, uint64_t max_sequences = UINT64_MAX) const {
+        return detail::copied(detail::create<pllm_bytes, pllm_bytes_free>(
+            [&](pllm_bytes **out) { return pllm_engine_snapshot(native(), max_blocks, max_sequences, out); }));
     }
 
     // Returns the budget of the KV pool: Options::budget or the engine's own. Valid as long as the

@@ -323,7 +323,8 @@ func (s *Stats) fromC(c *C.pllm_stats) {
 	s.KVStoreBytesWritten = int(c.kv_store_bytes_written)
 }
 
-// An Output is an output of one sequence: new tokens, new text, or its end.
+// An Output is an output of one sequence: new tokens, new text, its end, or the progress of its
+// prompt.
 type Output struct {
 	// Request is the id of the request.
 	Request RequestID
@@ -383,8 +384,8 @@ type Output struct {
 	StopToken uint32
 	// StopString is the string that ended the sequence if StopReason is StopString, else "".
 	StopString string
-	// ComputedTokens is the in an output of Sampling.PrefillProgress: number of tokens of the
-	// sequence that are computed, or that the prefix cache had. In all other outputs 0.
+	// ComputedTokens is the number of tokens of the sequence that are computed, or that the prefix
+	// cache had. Only in outputs of Sampling.PrefillProgress, otherwise 0.
 	ComputedTokens int
 }
 
@@ -456,8 +457,6 @@ type Completion struct {
 	StopToken uint32
 	// StopString is as in the last Output.
 	StopString string
-	// ComputedTokens is as in the last Output.
-	ComputedTokens int
 }
 
 // add adds the next output, except its text.
@@ -479,7 +478,6 @@ func (c *Completion) add(output *Output) {
 	c.StopReason = output.StopReason
 	c.StopToken = output.StopToken
 	c.StopString = output.StopString
-	c.ComputedTokens = output.ComputedTokens
 }
 
 // SequenceInfo is a sequence as of the last step and the calls since.

@@ -124,7 +124,7 @@ func (q *Queue) collect(ctx context.Context, request RequestID, first, n int, ki
 		ours := output.Request == request && output.Index >= first && output.Index < first+n
 		if ours {
 			i := output.Index - first
-			if kind != OutputDelta { // this output has everything so far
+			if kind != OutputDelta && output.ComputedTokens == 0 { // this output has everything so far
 				all[i] = Completion{}
 				texts[i].Reset()
 			}

@@ -619,11 +619,12 @@ export interface Sampling {
    */
   modelDefaults?: boolean;
   /**
-   * Each step that computes a part of the prompt, but not its end, has an output with
-   * computedTokens and without tokens or text. The other tokens of the prompt follow in later
-   * steps, because it is longer than prefillChunk or maxBatchTokens, or because the step was full.
-   * These outputs count for the capacity of the queue. After a preemption the numbers can be
-   * smaller again. Of several samples or beams, the first sequence reports them.
+   * Until the first token is generated, each step that computes a part of the prompt, but not its
+   * end, has an output with computedTokens and without tokens or text, whatever outputKind is. The
+   * other tokens of the prompt follow in later steps, because it is longer than prefillChunk or
+   * maxBatchTokens, or because the step was full. These outputs count for the capacity of the
+   * queue. After a preemption the numbers can be smaller again. Of several samples or beams, the
+   * first sequence reports them.
    */
   prefillProgress?: boolean;
   /** Returned in each output of the request. */
@@ -1047,13 +1048,13 @@ export interface Generated {
   /** The string that ended the sequence, if stopReason is 'string'. Else null. */
   stopString: string | null;
   /**
-   * In an output of prefillProgress: number of tokens of the sequence that are computed, or that
-   * the prefix cache had. In all other outputs 0.
+   * Number of tokens of the sequence that are computed, or that the prefix cache had. Only in
+   * outputs of prefillProgress, otherwise 0.
    */
   computedTokens: number;
 }
 
-/** An output of one sequence: new tokens, new text, or its end. */
+/** An output of one sequence: new tokens, new text, its end, or the progress of its prompt. */
 export interface Output extends Generated {
   /** userData of the request. */
   userData: number | bigint;

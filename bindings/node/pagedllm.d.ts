@@ -335,7 +335,7 @@ export class Engine {
    * last steps computed. It has the first maxBlocks blocks of each tier and at most maxSequences
    * sequences. Default: as many as possible.
    */
-  snapshot(limits?: { maxBlocks?: number; maxSequences?: number }): EngineSnapshot;
+  snapshot(limits?: { maxBlocks?: number; maxSequences?: number }): Promise<EngineSnapshot>;
 }
 
 /**
@@ -354,7 +354,7 @@ export interface EngineSnapshot {
     request: number;
     state: 'running' | 'waiting' | 'paused' | 'idle' | 'pinned';
     tokens: number;
-    max_tokens: number;
+    max_len: number;
     computed_tokens: number;
     cached_tokens: number;
     generated_tokens: number;

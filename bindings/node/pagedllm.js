@@ -105,7 +105,7 @@ async function completionsOf(stream, { outputKind }) {
 }
 
 function completionOf(outputs) {
-  const { error, generatedTokens, userData, ...completion } = outputs.at(-1);
+  const { error, generatedTokens, userData, computedTokens, ...completion } = outputs.at(-1);
   for (const name of Object.keys(completion)) {
     if (outputs.some((output) => Array.isArray(output[name]))) completion[name] = outputs.flatMap((output) => output[name] ?? []);
   }
@@ -607,10 +607,13 @@ class Engine {
     return taken(bytes[0]);
   }
 
-  snapshot({ maxBlocks = Number.MAX_SAFE_INTEGER, maxSequences = Number.MAX_SAFE_INTEGER } = {}) {
-    const bytes = [null];
-    check(lib.engine_snapshot(this.#handle.pointer, maxBlocks, maxSequences, bytes));
-    return JSON.parse(taken(bytes[0]));
+  async snapshot({ maxBlocks = Number.MAX_SAFE_INTEGER, maxSequences = Number.MAX_SAFE_INTEGER } = {}) {
+    const limits = [unsigned('maxBlocks', maxBlocks, 64), unsigned('maxSequences', maxSequences, 64)];
+    return this.#handle.during(async (engine) => {
+      const bytes = [null];
+      check(await onPool(lib.engine_snapshot, engine, ...limits, bytes));
+      return JSON.parse(taken(bytes[0]));
+    });
   }
 }
 

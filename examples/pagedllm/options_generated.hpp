@@ -276,13 +276,6 @@ inline std::vector<Option> report_options(pagedllm::Sampling &to) {
             "Report the log probability of each prompt token except the first."),
         toggle("--echo", to.echo, true,
             "The output begins with the prompt."),
-        toggle("--prefill-progress", to.prefill_progress, true,
-            "Each step that computes a part of the prompt, but not its end, has an output "
-            "with computed_tokens and without tokens or text. The other tokens of the prompt "
-            "follow in later steps, because it is longer than --prefill-chunk or "
-            "--max-batch-tokens, or because the step was full. These outputs count for the "
-            "capacity of the queue. After a preemption the numbers can be smaller again. Of "
-            "several samples or beams, the first sequence reports them."),
         number("--top-logprobs", "N", to.top_logprobs,
             "With --logprobs: number of most probable tokens reported for each generated "
             "token. At most 128. Default 0."),

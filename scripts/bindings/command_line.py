@@ -14,7 +14,7 @@ PATH = "examples/pagedllm/options_generated.hpp"
 STRUCTS = {"pllm_engine_options": "", "pllm_sampling": "", "pllm_dry": "dry_", "pllm_beam": "beam_", "pllm_request": ""}
 # Fields and flags of pllm_sampling that select what an output reports. A chat does not have them.
 REPORTS = {"top_logprobs", "prompt_top_logprobs", "prompt_logprobs_start", "PLLM_SAMPLING_LOGPROBS", "PLLM_SAMPLING_PROMPT_LOGPROBS",
-           "PLLM_SAMPLING_ECHO", "PLLM_SAMPLING_PREFILL_PROGRESS"}
+           "PLLM_SAMPLING_ECHO"}
 # Fields and flags without a generated option: why, or which code of the tool has the option.
 OMITTED = {
     "pllm_engine_options.model_path": "the argument MODEL",
@@ -28,6 +28,7 @@ OMITTED = {
     "pllm_engine_options.communicator": "the tool is one process",
     "pllm_engine_options.kv_events_capacity": "no command reads events",
     "pllm_sampling.output_kind": "the tool selects it",
+    "PLLM_SAMPLING_PREFILL_PROGRESS": "the tool prints no progress",
     "pllm_sampling.grammar_kind": "--json-schema and others, in grammar.cpp",
     "pllm_sampling.grammar": "--json-schema and others, in grammar.cpp",
     "pllm_sampling.choices": "--choice, in grammar.cpp",

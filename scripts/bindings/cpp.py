@@ -71,7 +71,7 @@ FIRST = {
         prompt_top_logprobs status timing""",
 }
 # Fields of an output that a Completion does not have.
-NOT_COMPLETED = {"request", "user_data", "index", "error_code", "error_message", "sequence_state"}
+NOT_COMPLETED = {"request", "user_data", "index", "error_code", "error_message", "sequence_state", "computed_tokens"}
 
 # ---- docs ----------------------------------------------------------------------------------------
 

@@ -165,7 +165,7 @@ EXTRA = {
 
 # Fields of Output that Completion does not have (None), or has with another doc.
 COMPLETION = {
-    "Request": None, "UserData": None, "Index": None, "sequenceState": None,
+    "Request": None, "UserData": None, "Index": None, "sequenceState": None, "ComputedTokens": None,
     "Text": "Text is the whole text.",
     "Sequence": "Sequence is the id of the sequence, for Engine.Sequence if the request has Keep.",
     "Err": SPECIAL["output.error"].doc,

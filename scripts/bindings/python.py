@@ -72,7 +72,7 @@ RESULT_FORMS = {
 # The first field that programs may leave out when they create the object. So are the later ones.
 OPTIONAL_FROM = {"pllm_sequence_info": "inexact", "pllm_output": "stop_reason"}
 # Fields of Output that a Completion does not have.
-NOT_OF_COMPLETION = ["error", "generated_tokens", "user_data"]
+NOT_OF_COMPLETION = ["error", "generated_tokens", "user_data", "computed_tokens"]
 
 # Texts for which that of C makes no sense in Python.
 TEXTS = {

@@ -1,4 +1,5 @@
-//! Threads of other engines that check the lease of an engine between its steps.
+//! Threads that hold an engine for a short time between its steps: those of other engines, which
+//! check its lease, and readers of snapshots.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -37,10 +38,10 @@ impl BudgetChecks {
     }
 
     /// Runs a check.
-    pub fn with(&self, act: impl FnOnce()) {
+    pub fn with<T>(&self, act: impl FnOnce() -> T) -> T {
         self.started.fetch_add(1, SeqCst);
         let _over = CheckGuard(&self.over);
-        act();
+        act()
     }
 }
 

@@ -17,6 +17,7 @@ use crate::memory::budget::{Call, Caller};
 /// not stepping.
 pub fn callback(core: &Arc<Mutex<EngineCore>>, shared: &Shared) -> Call {
     let (core, called, checks) = (Arc::downgrade(core), shared.wants_check.clone(), shared.budget_checks.clone());
+    let snapshots = shared.snapshots.clone();
     let table = Arc::downgrade(&shared.table);
     Arc::new(move |caller| {
         let (Some(core), Some(table)) = (core.upgrade(), table.upgrade()) else { return };
@@ -36,10 +37,15 @@ pub fn callback(core: &Arc<Mutex<EngineCore>>, shared: &Shared) -> Call {
         if will_step {
             return tell();
         }
-        checks.with(|| match core.try_lock() {
-            Ok(mut core) => core.answer_caller(),
-            Err(TryLockError::Poisoned(core)) => core.into_inner().answer_caller(),
-            Err(TryLockError::WouldBlock) => tell(),
+        checks.with(|| {
+            loop {
+                match core.try_lock() {
+                    Ok(mut core) => return core.answer_caller(),
+                    Err(TryLockError::Poisoned(core)) => return core.into_inner().answer_caller(),
+                    Err(TryLockError::WouldBlock) if snapshots.reads_core() => std::thread::yield_now(),
+                    Err(TryLockError::WouldBlock) => return tell(),
+                }
+            }
         });
     })
 }

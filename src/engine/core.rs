@@ -109,7 +109,7 @@ impl EngineCore {
         // The check needs the lock: a thread that waited for the lock while another one failed must
         // not step.
         self.shared.table.check()?;
-        let _mode = StandardMode::enter();
+        let (_mode, _stepping) = (StandardMode::enter(), self.shared.snapshots.begin_step());
         // The scheduler knows no other durations.
         let costs = (self.lifecycle.scheduler.preemption() != Preemption::Recompute).then(|| self.device.costs());
         self.source.collect(costs, &mut self.inputs);
@@ -121,7 +121,9 @@ impl EngineCore {
         let stats = self.publish();
         self.source.end_step(&EndedStep { result: &result, stats: &stats, outputs: self.lifecycle.delivery.digests() });
         self.lifecycle.telemetry.step_ends(&result, &stats);
-        self.shared.snapshots.answer(|snapshot| self.write_snapshot(snapshot));
+        if self.shared.snapshots.is_wanted() && !self.has_failed() {
+            self.shared.snapshots.answer(|snapshot| self.write_snapshot(snapshot));
+        }
         let table = &self.shared.table;
         let Lifecycle { transfers, masks, forks, .. } = &self.lifecycle;
         let unfinished = table.unfinished() + table.left_commands() + (transfers.pending() + masks.deferring() + forks.pending()) as u64;
@@ -507,7 +509,9 @@ impl EngineCore {
     pub fn write_snapshot(&self, snapshot: &mut EngineSnapshot) {
         let Lifecycle { scheduler, telemetry, live, .. } = &self.lifecycle;
         scheduler.write_map(&mut snapshot.map, |sequence| live.deliverer_of(sequence).map(|sequence| sequence.request));
-        (snapshot.time, snapshot.stats, snapshot.steps) = (self.shared.clock.now(), self.stats(), telemetry.recent_steps);
+        (snapshot.time, snapshot.stats) = (self.shared.clock.now(), self.stats());
+        snapshot.steps.clear();
+        snapshot.steps.extend(telemetry.recent_steps.iter());
     }
 
     fn report(&mut self, plan: &StepPlan) -> StepReport {

@@ -50,8 +50,8 @@ impl Lifecycle {
     }
 
     fn emit_prefill_progress(&mut self, plan: &StepPlan) {
-        for part in plan.sequences.iter().filter(|part| !part.samples && !part.is_stale) {
-            let Some(sequence) = self.live.sequences.get(&part.seq).filter(|sequence| sequence.reports_progress()) else { continue };
+        for part in plan.sequences.iter().filter(|part| !part.samples && !part.is_stale && part.generated == 0) {
+            let Some(sequence) = self.live.sequences.get(&part.seq).filter(|sequence| sequence.params().prefill_progress) else { continue };
             let output = sequence.prefill_progress(part.first + part.tokens, self.delivery.empty_output());
             self.delivery.push(&sequence.generation.sender, output);
         }

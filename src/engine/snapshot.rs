@@ -4,22 +4,26 @@
 //! The stepping thread only copies numbers, between two steps, into memory that the reader has
 //! allocated. The reader formats them.
 
+use std::cell::Cell;
 use std::fmt::{self, Write};
-use std::sync::atomic::AtomicBool;
+use std::ptr::{self, null};
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::Engine;
-use crate::error::{Result, try_format};
-use crate::observability::stats::{RecentSteps, Stats};
+use super::core::EngineCore;
+use super::shared::Shared;
+use super::{Engine, budget_client};
+use crate::error::{Error, Result, try_format, try_with_capacity};
+use crate::observability::stats::{RecentSteps, Stats, StepRecord};
 use crate::scheduler::{MappedBlock, MappedSequence, PoolMap, SequenceState, TierMap};
 
 /// Interval at which a reader tries to read an engine that is not stepping.
 const RETRY_AFTER: Duration = Duration::from_millis(5);
 
-/// Maximum numbers of blocks of each tier and of sequences. Together with the limit of the table
-/// entries that are read, they keep the pause between two steps below 10 ms.
+/// Maximum numbers of blocks of each tier and of sequences. With the limit of the table entries that
+/// are read, they bound the pause between two steps.
 const MAX_BLOCKS: usize = 1 << 20;
 const MAX_SEQUENCES: usize = 1 << 14;
 
@@ -32,7 +36,7 @@ pub struct EngineSnapshot {
     pub layer_groups: usize,
     pub stats: Stats,
     pub map: PoolMap,
-    pub steps: RecentSteps,
+    pub steps: Vec<StepRecord>, // the oldest first
 }
 
 /// Hands an empty snapshot to the stepping thread and a filled one back.
@@ -40,6 +44,8 @@ pub struct EngineSnapshot {
 pub struct SnapshotExchange {
     /// Whether a reader waits, so that a step without readers takes no lock.
     is_wanted: AtomicBool,
+    /// Number of readers that read the core themselves.
+    readers_of_core: AtomicUsize,
     /// Held by the one reader that waits.
     reader: Mutex<()>,
     snapshot: Mutex<Option<Exchanged>>,
@@ -47,16 +53,50 @@ pub struct SnapshotExchange {
 }
 
 struct Exchanged {
-    snapshot: Box<EngineSnapshot>,
+    snapshot: EngineSnapshot,
     is_filled: bool,
 }
 
+thread_local! {
+    /// The exchange of the engine that this thread is stepping.
+    static STEPPING: Cell<*const SnapshotExchange> = const { Cell::new(null()) };
+}
+
+/// Marks a thread as stepping until it is dropped.
+pub struct Stepping(*const SnapshotExchange);
+
+impl Drop for Stepping {
+    fn drop(&mut self) {
+        STEPPING.set(self.0);
+    }
+}
+
 impl SnapshotExchange {
+    /// Marks this thread as stepping. A hook that it calls must not wait for the end of its step.
+    pub fn begin_step(&self) -> Stepping {
+        Stepping(STEPPING.replace(self))
+    }
+
+    /// Returns whether a reader waits for the end of the step.
+    pub fn is_wanted(&self) -> bool {
+        self.is_wanted.load(SeqCst)
+    }
+
+    /// Returns whether a reader holds the core and releases it soon.
+    pub fn reads_core(&self) -> bool {
+        self.readers_of_core.load(SeqCst) > 0
+    }
+
+    /// Runs something that holds the core for a short time.
+    fn with_core<T>(&self, act: impl FnOnce() -> T) -> T {
+        self.readers_of_core.fetch_add(1, SeqCst);
+        let _over = CoreReader(&self.readers_of_core);
+        act()
+    }
+
     /// Fills the snapshot of a waiting reader. Called by the stepping thread between two steps.
     pub fn answer(&self, fill: impl FnOnce(&mut EngineSnapshot)) {
-        if !self.is_wanted.swap(false, SeqCst) {
-            return;
-        }
+        self.is_wanted.store(false, SeqCst);
         if let Some(exchanged) = &mut *lock(&self.snapshot) {
             fill(&mut exchanged.snapshot);
             exchanged.is_filled = true;
@@ -68,10 +108,13 @@ impl SnapshotExchange {
     /// stepping thread and returns false.
     fn read(
         &self,
-        mut snapshot: Box<EngineSnapshot>,
+        mut snapshot: EngineSnapshot,
         try_fill: impl Fn(&mut EngineSnapshot) -> Result<bool>,
         wake: impl Fn(),
-    ) -> Result<Box<EngineSnapshot>> {
+    ) -> Result<EngineSnapshot> {
+        if ptr::eq(STEPPING.get(), self) {
+            return Err(Error::busy());
+        }
         let _reader = lock(&self.reader);
         while !try_fill(&mut snapshot)? {
             let mut exchanged = lock(&self.snapshot);
@@ -92,6 +135,15 @@ impl SnapshotExchange {
     }
 }
 
+/// Ends the access of a reader to the core, also by a panic.
+struct CoreReader<'a>(&'a AtomicUsize);
+
+impl Drop for CoreReader<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -102,34 +154,52 @@ impl Engine {
     /// most `max_sequences` sequences, and the last steps. The text is formatted by this thread.
     ///
     /// # Errors
-    /// The engine has failed, or memory is short.
+    /// The engine has failed, memory is short, or a hook calls it on the stepping thread.
     pub fn snapshot(&self, max_blocks: usize, max_sequences: usize) -> Result<String> {
         self.check()?;
         let (memory, max_blocks) = (&self.info.memory, max_blocks.min(MAX_BLOCKS));
         let sequences = max_sequences.min(MAX_SEQUENCES);
-        let snapshot = Box::new(EngineSnapshot {
+        let snapshot = EngineSnapshot {
             time: Duration::ZERO,
             block_size: memory.block_size,
             layer_groups: self.info.paging.groups(),
             stats: Stats::default(),
             map: PoolMap::new(memory.max_blocks.min(max_blocks), memory.swap_blocks.min(max_blocks), sequences)?,
-            steps: RecentSteps::default(),
-        });
+            steps: try_with_capacity(RecentSteps::LEN)?,
+        };
         let try_fill = |snapshot: &mut EngineSnapshot| {
             self.check()?;
-            let mut is_filled = false;
-            // A thread that steps waits for this one, as for a check of the lease.
-            self.shared.budget_checks.with(|| match self.core.try_lock() {
-                Ok(core) => {
-                    core.write_snapshot(snapshot);
-                    is_filled = true;
-                }
-                Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => {}
-            });
-            Ok(is_filled)
+            Ok(self.read_core(snapshot))
         };
         let snapshot = self.shared.snapshots.read(snapshot, try_fill, || self.shared.table.wakeup.wake())?;
         try_format(format_args!("{snapshot}"))
+    }
+
+    /// Fills the snapshot, unless a thread steps or waits to step.
+    fn read_core(&self, snapshot: &mut EngineSnapshot) -> bool {
+        let Shared { budget_checks, snapshots, wants_check, .. } = &self.shared;
+        if budget_checks.has_steppers() {
+            return false;
+        }
+        let mut fill = |core: &EngineCore| {
+            !core.has_failed() && {
+                core.write_snapshot(snapshot);
+                true
+            }
+        };
+        // A thread that wants to step waits for this one, as for a check of the lease.
+        budget_checks.with(|| {
+            let is_filled = snapshots.with_core(|| match self.core.try_lock() {
+                Ok(core) => fill(&core),
+                Err(TryLockError::Poisoned(core)) => fill(&core.into_inner()),
+                Err(TryLockError::WouldBlock) => false,
+            });
+            // Meanwhile another engine may have called, and found the core locked.
+            if wants_check.load(SeqCst) {
+                budget_client::answer_calls(&self.core, &self.shared);
+            }
+            is_filled
+        })
     }
 }
 
@@ -192,7 +262,7 @@ fn write_tier(f: &mut fmt::Formatter, tier: &TierMap) -> fmt::Result {
 }
 
 fn write_sequence(f: &mut fmt::Formatter, sequence: &MappedSequence) -> fmt::Result {
-    let MappedSequence { id, request, state, tokens, max_tokens, computed, cached, generated, blocks, is_swapped } = *sequence;
+    let MappedSequence { id, request, state, tokens, max_len, computed, cached, generated, blocks, is_swapped } = *sequence;
     let state = match state {
         SequenceState::Running => "running",
         SequenceState::Waiting => "waiting",
@@ -202,6 +272,6 @@ fn write_sequence(f: &mut fmt::Formatter, sequence: &MappedSequence) -> fmt::Res
     };
     let tier = if is_swapped { "host" } else { "pool" };
     let request = request.map_or(0, |request| request.get());
-    write!(f, r#"{{"sequence":{},"request":{request},"state":"{state}","tokens":{tokens},"max_tokens":{max_tokens},"#, id.get())?;
+    write!(f, r#"{{"sequence":{},"request":{request},"state":"{state}","tokens":{tokens},"max_len":{max_len},"#, id.get())?;
     write!(f, r#""computed_tokens":{computed},"cached_tokens":{cached},"generated_tokens":{generated},"blocks":{blocks},"tier":"{tier}"}}"#)
 }

@@ -282,29 +282,34 @@ pub unsafe extern "C" fn pllm_engine_get_stats(engine: *const pllm_engine, out_s
 /// from the first one, and max_sequences the number of sequences; more than 1048576 and 16384 are
 /// reduced to these. The text is a JSON object. Members can be added:
 ///
-/// - time: seconds on the clock of the engine; block_size: tokens per block; layer_groups.
+/// - time: seconds since the engine was created; block_size: tokens per block; layer_groups.
 /// - counts: waiting, running, paused, idle and swapped sequences, steps, generated_tokens,
 ///   prompt_tokens, prompt_tokens_cached, prefix_queries, prefix_hits and preemptions, as in
-///   pllm_stats.
+///   pllm_stats. Paused sequences and prompts that are being pinned are also counted as waiting or
+///   running.
 /// - pool, host_tier: the number of blocks of the tier, of which free, cached and used, and runs of
 ///   consecutive blocks with the same use: [number, "free"], [number, "cached"] (only the prefix
 ///   cache has them), or [number, "used", users of each block, id of a sequence that uses them, or
 ///   0]. Queued copies are users, too.
 /// - sequences, the running ones first: the ids sequence and request (0: none), state ("running",
-///   "waiting", "paused" because its queue is full, "idle", "pinned"), tokens, max_tokens (the
-///   length at which it ends), computed_tokens (with stored K and V), cached_tokens (prompt tokens
-///   that the prefix cache had), generated_tokens, blocks (in all layer groups, including those out
-///   of their window), tier ("pool" or "host"). sequences_omitted is the number of sequences that
-///   are not listed.
-/// - steps, the last 128 with sequences, the oldest first: start (on the same clock), seconds,
+///   "waiting", "paused", "idle", "pinned"), tokens, max_len (the length at which it ends),
+///   computed_tokens (with stored K and V), cached_tokens (prompt tokens that the prefix cache had),
+///   generated_tokens (since it was added, resumed or continued), blocks (in all layer groups,
+///   including those out of their window), tier ("pool" or "host"). A paused sequence was skipped,
+///   because its queue is full, or it waits for a slow grammar or a KV store. Exports and forks in
+///   progress have idle sequences of their own, which counts does not include. sequences_omitted is
+///   the number of sequences that are not listed.
+/// - steps, the last 128 with sequences, the oldest first: start (as time), seconds,
 ///   prefill_tokens, decode_tokens, sequences.
 ///
 /// Requests that the engine has not started to schedule are not included. The call waits for the
-/// end of the current step. The stepping thread only copies the numbers, which takes 0.1 ms for
-/// 10,000 blocks and less than 10 ms always. The text is formatted by the calling thread.
+/// end of the current step; if several threads call, each step answers one of them. The stepping
+/// thread only copies the numbers, and reads at most 1048576 entries of block tables to find the
+/// sequences of blocks. The text is formatted by the calling thread.
 ///
-/// Errors: PLLM_E_OUT_OF_MEMORY; the error of an engine that has failed. Any thread may call it.
-/// Free the text with pllm_bytes_free.
+/// Errors: PLLM_E_OUT_OF_MEMORY; PLLM_E_BUSY in a logits hook, which runs on the stepping thread;
+/// the error of an engine that has failed. Any thread may call it. Free the text with
+/// pllm_bytes_free.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pllm_engine_snapshot(

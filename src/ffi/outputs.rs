@@ -61,7 +61,7 @@ impl pllm_queue {
     }
 }
 
-/// An output of one sequence: new tokens, new text, or its end. The output and its pointers are
+/// An output of one sequence: new tokens, new text, its end, or the progress of its prompt. The output and its pointers are
 /// valid until the batch is freed.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -149,8 +149,8 @@ pub struct pllm_output {
     pub stop_string: *const c_char,
     /// Length of stop_string in bytes.
     pub stop_string_len: u64,
-    /// In an output of PLLM_SAMPLING_PREFILL_PROGRESS: number of tokens of the sequence that are
-    /// computed, or that the prefix cache had. In all other outputs 0.
+    /// Number of tokens of the sequence that are computed, or that the prefix cache had. Only in
+    /// outputs of PLLM_SAMPLING_PREFILL_PROGRESS, otherwise 0.
     pub computed_tokens: u64,
 }
 

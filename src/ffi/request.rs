@@ -35,8 +35,8 @@ pub const PLLM_EARLY_STOPPING_NEVER: u32 = 2;
 /// Called on the stepping thread, once for each token. For the first token of several samples it is
 /// called once for all of them. It is called again if a step is tried again. Its time adds to the
 /// step of all sequences. It must return normally: no exception, no longjmp. It may call any
-/// function that any thread may call, but pllm_engine_step returns PLLM_E_BUSY, and
-/// pllm_engine_stop, pllm_engine_free and a blocking poll would deadlock.
+/// function that any thread may call, but pllm_engine_step and pllm_engine_snapshot return
+/// PLLM_E_BUSY, and pllm_engine_stop, pllm_engine_free and a blocking poll would deadlock.
 pub type pllm_logits_hook = Option<
     unsafe extern "C" fn(hook_data: *mut c_void, sequence: u64, tokens: *const u32, tokens_len: u64, logits: *mut f32, vocab_size: u64),
 >;

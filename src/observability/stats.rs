@@ -32,7 +32,7 @@ pub struct StepRecord {
 }
 
 /// The last steps that had sequences.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct RecentSteps {
     records: [StepRecord; RecentSteps::LEN],
     /// Number of steps recorded so far.
@@ -40,7 +40,8 @@ pub struct RecentSteps {
 }
 
 impl RecentSteps {
-    const LEN: usize = 128;
+    /// Maximum number of steps.
+    pub const LEN: usize = 128;
 
     pub fn push(&mut self, record: StepRecord) {
         self.records[self.count % RecentSteps::LEN] = record;

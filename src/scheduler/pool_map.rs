@@ -3,12 +3,12 @@
 use super::Scheduler;
 use super::group::Queue;
 use super::sequence_kv::SequenceKv;
-use crate::error::{Result, try_with_capacity};
+use crate::error::{Error, Result, try_vec, try_with_capacity};
 use crate::kv::{BlockManager, BlockTable};
 use crate::types::{RequestId, SeqId};
 
-/// Maximum number of entries of block tables that are read for one map, so that it takes a few
-/// milliseconds at most. The blocks of further tables have no sequence in the map.
+/// Maximum number of entries of block tables that are read for one map. The blocks of further tables
+/// have no sequence in the map.
 const MAX_ENTRIES: usize = 1 << 20;
 
 /// The first blocks of both tiers, and the sequences. It allocates only when it is created.
@@ -65,7 +65,7 @@ pub struct MappedSequence {
     pub state: SequenceState,
     /// Number of tokens, and the number at which it ends.
     pub tokens: usize,
-    pub max_tokens: usize,
+    pub max_len: usize,
     /// Number of tokens whose K and V are stored.
     pub computed: usize,
     /// Number of prompt tokens that the prefix cache had.
@@ -80,7 +80,12 @@ pub struct MappedSequence {
 impl PoolMap {
     /// Creates a map with space for this many blocks of each tier and this many sequences.
     pub fn new(device_blocks: usize, host_blocks: usize, sequences: usize) -> Result<PoolMap> {
-        let tier = |blocks| Ok::<_, crate::error::Error>(TierMap { total: 0, cached: 0, free: 0, blocks: try_with_capacity(blocks)? });
+        // The memory is written here, so that the stepping thread takes no page faults.
+        let tier = |blocks| {
+            let mut blocks = try_vec(blocks, MappedBlock::default())?;
+            blocks.clear();
+            Ok::<_, Error>(TierMap { total: 0, cached: 0, free: 0, blocks })
+        };
         Ok(PoolMap {
             device: tier(device_blocks)?,
             host: tier(host_blocks)?,
@@ -150,7 +155,7 @@ impl Scheduler {
             request: None,
             state: self.state(sequence),
             tokens: sequence.tokens.len(),
-            max_tokens: sequence.max_len(),
+            max_len: sequence.max_len(),
             computed: sequence.computed,
             cached: sequence.stats.cached,
             generated: sequence.generated,

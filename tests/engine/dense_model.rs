@@ -412,7 +412,8 @@ impl Trace {
         let beam = BeamParams { width: 2 + self.random.below(3) as u32, ..BeamParams::default() };
         let max_tokens = Some(1 + self.random.below(12));
         let presence_penalty = [0.0, 0.5][self.random.below(2)];
-        let params = SamplingParams { max_tokens, presence_penalty, logprobs: Some(0), ..SamplingParams::greedy() };
+        let prefill_progress = self.random.one_in(2);
+        let params = SamplingParams { max_tokens, presence_penalty, logprobs: Some(0), prefill_progress, ..SamplingParams::greedy() };
         let max_tokens = self.max_len(tokens.len(), &params) - tokens.len();
         let request = Request { n, beam: Some(beam.clone()), ..Request::new(Prompt::Tokens(tokens.clone()), params.clone()) };
         let Ok(id) = self.engine.add_request(request) else { return };
@@ -790,10 +791,17 @@ impl Trace {
     }
 
     fn expect_beams(&mut self, outputs: &[Output]) {
+        let is_progress = |output: &&Output| output.computed_tokens > 0;
+        for output in outputs.iter().filter(is_progress) {
+            // A search that was preempted computes its tokens again, and reports no progress.
+            let is_search = self.beams.contains_key(&output.request);
+            assert!(!is_search || output.computed_tokens < output.prompt_tokens, "{output:?}");
+        }
+        let outputs: Vec<&Output> = outputs.iter().filter(|output| !is_progress(output)).collect();
         let ended: Vec<RequestId> = self.beams.keys().copied().filter(|id| outputs.iter().any(|output| output.request == *id)).collect();
         for id in ended {
             let Beams { n, hypotheses, aborted } = self.beams.remove(&id).unwrap();
-            let found: Vec<&Output> = outputs.iter().filter(|output| output.request == id).collect();
+            let found: Vec<&Output> = outputs.iter().copied().filter(|output| output.request == id).collect();
             assert_eq!(found.len(), n as usize);
             if aborted {
                 assert!(found.iter().all(|output| output.finish == Some(FinishReason::Abort)));

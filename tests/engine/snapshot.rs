@@ -1,11 +1,13 @@
 //! Snapshots for people who look at an engine.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
-use super::telemetry::{engine, request};
+use super::telemetry::{engine, engine_with, request};
 use crate::support;
-use pagedllm::engine::{Engine, Executor, Fork, InFlightStep, Prompt, Request, StepOutput};
+use pagedllm::engine::{Engine, Executor, Fork, InFlightStep, LogitsHook, Prompt, Request, StepOutput};
 use pagedllm::error::{Code, Result};
 use pagedllm::types::batch::Batch;
 use pagedllm::types::options::{EngineOptions, Preemption, SamplingParams};
@@ -46,7 +48,7 @@ fn a_snapshot_shows_blocks_sequences_and_steps() {
     engine.step().unwrap();
     let snapshot = read(&engine);
     assert_eq!(snapshot["pool"]["runs"], json!([[3, "used", 1, requests[0]], [5, "free"]]));
-    let mut running = json!({"sequence": requests[0], "request": requests[0], "state": "running", "tokens": 21, "max_tokens": 23,
+    let mut running = json!({"sequence": requests[0], "request": requests[0], "state": "running", "tokens": 21, "max_len": 23,
         "computed_tokens": 20, "cached_tokens": 0, "generated_tokens": 1, "blocks": 3, "tier": "pool"});
     assert_eq!(snapshot["sequences"][0], running);
     assert_eq!((&snapshot["sequences"][1]["request"], &snapshot["sequences"][1]["state"]), (&json!(requests[1]), &json!("waiting")));
@@ -73,8 +75,27 @@ fn a_snapshot_shows_blocks_sequences_and_steps() {
 }
 
 #[test]
-fn a_snapshot_shows_forks_pins_and_the_host_tier() {
-    let (engine, _) = engine(EngineOptions { preemption: Preemption::Swap, swap_bytes: 1, ..Default::default() }, 12);
+fn a_snapshot_shows_the_host_tier() {
+    let mut info = support::model_info(50, 10, 64, vec![]);
+    info.memory.swap_blocks = 20;
+    let options = EngineOptions { preemption: Preemption::Swap, swap_bytes: 1, prefix_cache: false, ..EngineOptions::default() };
+    let (engine, _) = engine_with(options, info);
+    let requests = [0, 1].map(|first| engine.add_request(request(first..first + 30, 20)).unwrap().get());
+    while engine.stats().swap_blocks_used == 0 {
+        engine.step().unwrap();
+    }
+    let (snapshot, used) = (read(&engine), engine.stats().swap_blocks_used);
+    let swapped = snapshot["sequences"].as_array().unwrap().iter().find(|sequence| sequence["tier"] == "host").unwrap();
+    assert_eq!((&swapped["sequence"], &swapped["state"], &swapped["blocks"]), (&json!(requests[1]), &json!("waiting"), &json!(used)));
+    let expected =
+        json!({"blocks": 20, "free": 20 - used, "cached": 0, "used": used, "runs": [[used, "used", 1, requests[1]], [20 - used, "free"]]});
+    assert_eq!(snapshot["host_tier"], expected);
+    assert_eq!(snapshot["counts"]["swapped"], json!(1));
+}
+
+#[test]
+fn a_snapshot_shows_forks_and_pins() {
+    let (engine, _) = engine(EngineOptions::default(), 12);
     let parent = engine.add_request(Request { keep: true, ..request(0..20, 3) }).unwrap().sequence(0);
     while engine.step().unwrap().sequences > 0 {}
     let children = engine.fork(parent, 2, &Fork { idle: true, ..Fork::default() }).unwrap();
@@ -151,11 +172,57 @@ fn threads_read_snapshots_while_the_engine_steps() {
     read(&engine);
 }
 
-/// An executor with a defect.
+/// A hook runs in the middle of a step, so it would wait for itself.
+#[test]
+fn a_hook_gets_no_snapshot_of_its_own_engine() {
+    let (other, _) = engine(EngineOptions::default(), 8);
+    let (engine, _) = engine(EngineOptions::default(), 8);
+    let (engine, results) = (Arc::new(engine), Arc::new(Mutex::new(Vec::new())));
+    let (inner, found) = (Arc::downgrade(&engine), results.clone());
+    let hook: LogitsHook = Arc::new(move |_, _, _| {
+        let own = inner.upgrade().unwrap().snapshot(10, 10).map(drop).map_err(|error| error.code());
+        found.lock().unwrap().push((own, other.snapshot(10, 10).is_ok()));
+    });
+    engine.add_request(Request { hook: Some(hook), ..request(0..5, 1) }).unwrap();
+    engine.step().unwrap();
+    assert_eq!(*results.lock().unwrap(), [(Err(Code::Busy), true)]);
+    read(&engine);
+}
+
+/// A reader holds an engine for a moment. A change of the budget takes effect nevertheless before
+/// its call returns.
+#[test]
+fn a_budget_is_resized_while_threads_read_snapshots() {
+    let mut info = support::model_info(50, 64, 64, vec![]);
+    info.memory.block_bytes = 1;
+    let (engine, _) = engine_with(EngineOptions::default(), info);
+    let ends = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !ends.load(SeqCst) {
+                    engine.snapshot(1000, 1000).unwrap();
+                }
+            });
+        }
+        for blocks in (20..60).cycle().take(2000) {
+            engine.budget().resize(blocks).unwrap();
+            let total = engine.stats().blocks_total;
+            if total > blocks {
+                ends.store(true, SeqCst);
+            }
+            assert!(total <= blocks, "{total} blocks, {blocks} are allowed");
+        }
+        ends.store(true, SeqCst);
+    });
+}
+
+/// An executor with a defect, which shows after a while.
 struct Defective;
 
 impl Executor for Defective {
     fn submit(&mut self, _: &Batch) -> Result<InFlightStep> {
+        thread::sleep(Duration::from_millis(50));
         panic!("a defect")
     }
 
@@ -169,6 +236,15 @@ fn a_failed_engine_has_no_snapshot() {
     let engine =
         Engine::with_executor(&EngineOptions::default(), support::model_info(50, 8, 64, vec![]), None, Box::new(Defective)).unwrap();
     engine.add_request(Request::new(Prompt::Tokens(vec![1; 5]), SamplingParams::greedy())).unwrap();
-    assert_eq!(engine.step().unwrap_err().code(), Code::Internal);
+    thread::scope(|scope| {
+        let step = scope.spawn(|| engine.step().unwrap_err().code());
+        // Before the step, there are snapshots. A reader that waits for it gets the error.
+        let error = loop {
+            if let Err(error) = engine.snapshot(10, 10) {
+                break error;
+            }
+        };
+        assert_eq!((error.code(), step.join().unwrap()), (Code::Internal, Code::Internal));
+    });
     assert_eq!(engine.snapshot(10, 10).unwrap_err().code(), Code::Internal);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::support::{self, TempDir};
 use openmetrics_parser::{MetricsExposition, OpenMetricsType, OpenMetricsValue, Sample, openmetrics};
-use pagedllm::engine::{Clock, Engine, Executor, InFlightStep, Output, Prompt, Request, StepOutput, Timing};
+use pagedllm::engine::{Clock, Engine, Executor, InFlightStep, ModelInfo, Output, Prompt, Request, StepOutput, Timing};
 use pagedllm::error::{Code, Result};
 use pagedllm::types::RequestId;
 use pagedllm::types::batch::Batch;
@@ -50,9 +50,12 @@ impl Executor for TimedExecutor {
 }
 
 pub fn engine(options: EngineOptions, blocks: usize) -> (Engine, Arc<ManualClock>) {
+    engine_with(options, support::model_info(VOCAB, blocks, 64, vec![]))
+}
+
+pub fn engine_with(options: EngineOptions, info: ModelInfo) -> (Engine, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::default());
     let executor = Box::new(TimedExecutor { clock: clock.clone(), logits: Vec::new() });
-    let info = support::model_info(VOCAB, blocks, 64, vec![]);
     (Engine::with_clock(&options, info, None, executor, clock.clone()).unwrap(), clock)
 }
 

@@ -48,6 +48,13 @@ public:
             [&](pllm_bytes **out) { return pllm_engine_get_metrics(native(), out); }));
     }
 
+    // Describes the engine after its current step as a JSON object: which sequences have which
+    // blocks, and what the last steps computed. pllm_engine_snapshot describes its members.
+    Result<std::string> snapshot(uint64_t max_blocks = UINT64_MAX, uint64_t max_sequences = UINT64_MAX) const {
+        return detail::copied(detail::create<pllm_bytes, pllm_bytes_free>(
+            [&](pllm_bytes **out) { return pllm_engine_snapshot(native(), max_blocks, max_sequences, out); }));
+    }
+
     // Returns the budget of the KV pool: Options::budget or the engine's own. Valid as long as the
     // engine.
     [[nodiscard]] BudgetView budget() const noexcept { return BudgetView(pllm_engine_budget(native())); }

@@ -166,7 +166,8 @@ struct Completion {
 
     // Adds the next output.
     void add(const Output &output, OutputKind kind) {
-        if (!output.sequence_state.empty()) return;  // an exported state is not part of the text
+        // An exported state and the progress of the prompt are not part of the text.
+        if (!output.sequence_state.empty() || output.computed_tokens > 0) return;
         if (kind != OutputKind::delta) {             // this output has everything so far
             //: clear Completion
         }

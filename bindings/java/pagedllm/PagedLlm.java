@@ -921,11 +921,12 @@ public final class PagedLlm {
          */
         public boolean modelDefaults = false;
         /**
-         * Each step that computes a part of the prompt, but not its end, has an output with
-         * computedTokens and without tokens or text. The other tokens of the prompt follow in later
-         * steps, because it is longer than prefillChunk or maxBatchTokens, or because the step was
-         * full. These outputs count for the capacity of the queue. After a preemption the numbers
-         * can be smaller again. Of several samples or beams, the first sequence reports them.
+         * Until the first token is generated, each step that computes a part of the prompt, but not
+         * its end, has an output with computedTokens and without tokens or text, whatever
+         * outputKind is. The other tokens of the prompt follow in later steps, because it is longer
+         * than prefillChunk or maxBatchTokens, or because the step was full. These outputs count
+         * for the capacity of the queue. After a preemption the numbers can be smaller again. Of
+         * several samples or beams, the first sequence reports them.
          */
         public boolean prefillProgress = false;
         /**
@@ -1723,7 +1724,7 @@ public final class PagedLlm {
         }
     }
 
-    /** An output of one sequence: new tokens, new text, or its end. */
+    /** An output of one sequence: new tokens, new text, its end, or the progress of its prompt. */
     public static final class Output {
         private static final long SIZE = 264;
         private static final long ERROR_CODE = 112;
@@ -1811,8 +1812,8 @@ public final class PagedLlm {
         /** The string that ended the sequence, if stopReason is STRING. Else null. */
         public final String stopString;
         /**
-         * In an output of prefillProgress: number of tokens of the sequence that are computed, or
-         * that the prefix cache had. In all other outputs 0.
+         * Number of tokens of the sequence that are computed, or that the prefix cache had. Only in
+         * outputs of prefillProgress, otherwise 0.
          */
         public final long computedTokens;
 

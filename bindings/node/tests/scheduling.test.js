@@ -295,12 +295,12 @@ describe('telemetry', () => {
   it('has snapshots of its blocks and steps', async () => {
     await engine.generate({ prompt: 'Hello '.repeat(20), maxTokens: 3, ignoreEos: true });
     await eventually(() => engine.stats().running === 0, 'the request has ended');
-    const { pool, steps } = engine.snapshot();
+    const { pool, steps } = await engine.snapshot();
     assert.equal(pool.free + pool.cached + pool.used, pool.blocks);
     assert.equal(pool.runs.reduce((sum, [blocks]) => sum + blocks, 0), pool.blocks);
     assert.equal(pool.runs.some(([, state]) => state === 'cached'), true);
     assert.equal(steps.at(-1).decode_tokens, 1);
-    assert.deepEqual(engine.snapshot({ maxBlocks: 0 }).pool.runs, []);
+    assert.deepEqual((await engine.snapshot({ maxBlocks: 0 })).pool.runs, []);
   });
 
   it('has metrics in the Prometheus text format', async () => {

@@ -284,7 +284,7 @@ class Logprob(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """An output of one sequence: new tokens, new text, or its end."""
+    """An output of one sequence: new tokens, new text, its end, or the progress of its prompt."""
     request: int  # Id of the request.
     text: str  # New text, whole characters only. The text can lag behind the tokens.
     tokens: List[int]  # New tokens.
@@ -330,8 +330,8 @@ class Output:
     stop_reason: StopReason = StopReason.NONE
     stop_token: Optional[int] = None  # The token of StopReason.EOS or StopReason.TOKEN, else None.
     stop_string: Optional[str] = None  # The string of StopReason.STRING. Else None.
-    # In an output of prefill_progress: number of tokens of the sequence that are computed, or that
-    # the prefix cache had. In all other outputs 0.
+    # Number of tokens of the sequence that are computed, or that the prefix cache had. Only in
+    # outputs of prefill_progress, otherwise 0.
     computed_tokens: int = 0
 
 
@@ -361,7 +361,6 @@ class Completion:
     stop_reason: StopReason = StopReason.NONE
     stop_token: Optional[int] = None
     stop_string: Optional[str] = None
-    computed_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -691,11 +690,12 @@ class Sampling:
     # repetition_penalty and no_repeat_ngram_size. "do_sample": false selects temperature 0. Has no
     # effect on beam search.
     model_defaults: Optional[bool] = None
-    # Each step that computes a part of the prompt, but not its end, has an output with
-    # computed_tokens and without tokens or text. The other tokens of the prompt follow in later
-    # steps, because it is longer than prefill_chunk or max_batch_tokens, or because the step was
-    # full. These outputs count for the capacity of the queue. After a preemption the numbers can be
-    # smaller again. Of several samples or beams, the first sequence reports them.
+    # Until the first token is generated, each step that computes a part of the prompt, but not its
+    # end, has an output with computed_tokens and without tokens or text, whatever output_kind is.
+    # The other tokens of the prompt follow in later steps, because it is longer than prefill_chunk
+    # or max_batch_tokens, or because the step was full. These outputs count for the capacity of the
+    # queue. After a preemption the numbers can be smaller again. Of several samples or beams, the
+    # first sequence reports them.
     prefill_progress: Optional[bool] = None
     # Keeps the tokens with the most typical surprise whose probabilities sum to at least this
     # value. Range above 0 to 1. Default 1: all.

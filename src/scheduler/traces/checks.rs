@@ -89,7 +89,7 @@ impl Trace {
         let mut users = [vec![0; map.device.blocks.len()], vec![0; map.host.blocks.len()]];
         for mapped in &map.sequences {
             let sequence = self.sequence(&mapped.id);
-            let mapped_values = (mapped.tokens, mapped.max_tokens, mapped.computed, mapped.is_swapped);
+            let mapped_values = (mapped.tokens, mapped.max_len, mapped.computed, mapped.is_swapped);
             assert_eq!(mapped_values, (sequence.tokens.len(), sequence.max_len(), sequence.computed, sequence.table.swapped()));
             sequence.table.held().for_each(|block| users[mapped.is_swapped as usize][block as usize] += 1);
         }

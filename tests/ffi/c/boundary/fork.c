@@ -35,6 +35,7 @@ static void check_every_call_is_refused(pllm_engine *engine, pllm_queue *queue, 
     CHECK_REFUSED(pllm_prefix_unpin(engine, 1));
     CHECK_REFUSED(pllm_engine_get_model_info(engine, &info));
     CHECK_REFUSED(pllm_engine_get_stats(engine, &stats));
+    CHECK_REFUSED(pllm_engine_snapshot(engine, 1, 1, &(pllm_bytes *){NULL}));
     CHECK_REFUSED(pllm_engine_step(engine, &step));
     CHECK_REFUSED(pllm_engine_start(engine));
     CHECK_REFUSED(pllm_engine_stop(engine));
