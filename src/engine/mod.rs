@@ -38,6 +38,7 @@ mod sequence_table;
 mod sequence_view;
 mod shared;
 mod snapshot;
+mod snapshot_calls;
 mod step_inputs;
 mod step_time;
 mod store_commands;
