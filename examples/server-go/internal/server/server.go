@@ -6,6 +6,7 @@
 //	turn.go          a turn of a chat: chat completions, messages and responses share it
 //	conversation.go  the generation of a turn: reasoning, content and tool calls
 //	stream.go        Server-Sent Events
+//	page.go          the page for browsers, page.html
 package server
 
 import (
@@ -124,6 +125,8 @@ func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/health", s.handle(http.MethodGet, s.health))
 	mux.Handle("/metrics", s.handle(http.MethodGet, s.authorized(s.metrics)))
+	mux.Handle("/{$}", s.handle(http.MethodGet, s.home))
+	mux.Handle("/engine/snapshot", s.handle(http.MethodGet, s.authorized(s.snapshot)))
 	mux.Handle("/v1/models", s.handle(http.MethodGet, s.authorized(s.listModels)))
 	mux.Handle("/v1/models/{name...}", s.handle(http.MethodGet, s.authorized(s.getModel)))
 	for path, answer := range map[string]endpoint{

@@ -103,7 +103,8 @@ func (s *Server) report(r *http.Request, w *responseWriter, record *record) {
 			slog.Int("completion_tokens", record.usage.CompletionTokens),
 			slog.Duration("first_token", record.firstToken))
 	}
-	if r.URL.Path == "/health" || r.URL.Path == "/metrics" {
+	switch r.URL.Path {
+	case "/health", "/metrics", "/engine/snapshot":
 		level = slog.LevelDebug // they come every few seconds
 	}
 	if record.err != nil {
