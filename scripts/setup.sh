@@ -39,6 +39,7 @@ if [ "$what" = test ]; then
     command_of node nodejs
     command_of npm npm
     command_of dpkg-deb dpkg-dev
+    command_of chromium chromium
     command_of groff groff-base
     [ -e /usr/share/i18n/locales/de_DE ] || missing+=(locales)
     header_of gtest/gtest.h libgtest-dev
