@@ -15,9 +15,9 @@ SNAPSHOT = {
     "pool": {"blocks": 40, "free": 20, "cached": 9, "used": 11, "runs": [[7, "used", 2, 41], [9, "cached"], [3, "used", 1, 42], [1, "used", 1, 0], [20, "free"]]},
     "host_tier": {"blocks": 8, "free": 6, "cached": 0, "used": 2, "runs": [[2, "used", 1, 43], [6, "free"]]},
     "sequences": [
-        {"sequence": 43, "request": 43, "state": "waiting", "tokens": 30, "max_tokens": 60, "computed_tokens": 30, "cached_tokens": 0, "generated_tokens": 5, "blocks": 2, "tier": "host"},
-        {"sequence": 41, "request": 41, "state": "running", "tokens": 120, "max_tokens": 400, "computed_tokens": 119, "cached_tokens": 32, "generated_tokens": 20, "blocks": 8, "tier": "pool"},
-        {"sequence": 42, "request": 41, "state": "running", "tokens": 150, "max_tokens": 400, "computed_tokens": 149, "cached_tokens": 32, "generated_tokens": 50, "blocks": 10, "tier": "pool"},
+        {"sequence": 43, "request": 43, "state": "waiting", "tokens": 30, "max_len": 60, "computed_tokens": 30, "cached_tokens": 0, "generated_tokens": 5, "blocks": 2, "tier": "host"},
+        {"sequence": 41, "request": 41, "state": "running", "tokens": 120, "max_len": 400, "computed_tokens": 119, "cached_tokens": 32, "generated_tokens": 20, "blocks": 8, "tier": "pool"},
+        {"sequence": 42, "request": 41, "state": "running", "tokens": 150, "max_len": 400, "computed_tokens": 149, "cached_tokens": 32, "generated_tokens": 50, "blocks": 10, "tier": "pool"},
     ],
     "sequences_omitted": 5,
     "steps": [
