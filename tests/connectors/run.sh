@@ -61,6 +61,7 @@ out=$build/none
 export PKG_CONFIG_PATH=$build/installed/lib/pkgconfig
 ${CC:-cc} -std=c11 -DWITH_NIXL "${warnings[@]}" "-I$root/include" $(pkg-config --cflags pagedllm_files pagedllm_valkey pagedllm_nixl) "$here/engine.c" -o "$build/engine" \
     $(pkg-config --libs pagedllm_files pagedllm_valkey pagedllm_nixl) -L"$lib" -lpagedllm -Wl,-rpath,"$build/installed/lib:$lib"
-"$here/with_engine.sh" "$build/engine" "$root/examples/model"
+${CC:-cc} -std=gnu11 "${warnings[@]}" -fPIC -shared "$here/hanging_disk.c" -o "$build/hanging_disk.so" -ldl
+"$here/with_engine.sh" "$build/engine" "$root/examples/model" "$build/hanging_disk.so"
 
 CONNECTORS=$out PAGEDLLM_LIBRARY=$lib/libpagedllm.so python3 -B "$here/disaggregated_test.py"
