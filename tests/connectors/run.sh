@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the connectors: each store alone, with an engine, and in examples/disaggregated.
+# Tests the connectors: each store alone, with an engine, in examples/disaggregated and in benches/kv_store.
 # usage: run.sh [none | address,undefined | thread]...     default: none
 # PAGEDLLM_LIB_DIR     where libpagedllm.so is; default: target/release of this repository
 # BUILD                where to build; default: build/connectors-tests of this repository
@@ -65,3 +65,7 @@ ${CC:-cc} -std=gnu11 "${warnings[@]}" -fPIC -shared "$here/hanging_disk.c" -o "$
 "$here/with_engine.sh" "$build/engine" "$root/examples/model" "$build/hanging_disk.so"
 
 CONNECTORS=$out PAGEDLLM_LIBRARY=$lib/libpagedllm.so python3 -B "$here/disaggregated_test.py"
+
+# The benchmarks run. Their numbers need an idle machine.
+CONNECTORS=$out PAGEDLLM_LIB_DIR=$lib "$root/benches/kv_store/run.sh" --quick > "$build/bench.log" 2>&1 || { cat "$build/bench.log"; exit 1; }
+echo "benchmarks: $(grep -c '^| ' "$build/bench.log") rows"
