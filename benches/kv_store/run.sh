@@ -61,7 +61,7 @@ sed 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 4096/' examp
 for part in "${parts[@]}"; do
     case $part$quick in
         # LENGTH PROMPTS REPETITIONS
-        ttft) measure ttft S 2000 3 5; measure ttft M 2000 1 3 ;;
+        ttft) measure ttft S 2000 2 4; measure ttft M 2000 1 3 ;;
         ttft1) measure ttft bundled 500 1 1 ;;
         # LENGTH DECODES SECONDS BETWEEN REPETITIONS
         interference) measure interference S 2000 4 20 10 2 ;;
