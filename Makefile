@@ -348,7 +348,7 @@ scale:
 bench-fairness:
 	cargo bench --locked --bench fairness
 
-# Measures the time to first token with the stores of connectors/.
+# Measures time to first token, interference and hit rates with the stores of connectors/.
 bench-kv-store: lib
 	benches/kv_store/run.sh
 

@@ -40,6 +40,8 @@ Api load_api(const std::string &library) {
 #define PLLM_NIXL_LOAD(function, ...) api.function = reinterpret_cast<int (*)(__VA_ARGS__)>(find("nixl_capi_" #function));
     PLLM_NIXL_FUNCTIONS(PLLM_NIXL_LOAD)
 #undef PLLM_NIXL_LOAD
+    api.create_configured_agent =
+        reinterpret_cast<int (*)(const char *, const Config *, Handle *)>(dlsym(handle, "nixl_capi_create_configured_agent"));
     return api;
 }
 
@@ -56,7 +58,11 @@ Agent::~Agent() { destroy(); }
 
 void Agent::create(const std::string &backend, char *memory, size_t len) {
     const auto unsupported = [](const std::string &text) { throw Error{PLLM_E_UNSUPPORTED, text}; };
-    if (api_.create_agent(name_.c_str(), &agent_) != SUCCESS) unsupported("NIXL cannot create an agent; set NIXL_LOG_LEVEL=DEBUG to see why");
+    // By default, the thread of the backend polls without a pause, which occupies a CPU.
+    const Config config;
+    const int created = api_.create_configured_agent ? api_.create_configured_agent(name_.c_str(), &config, &agent_)
+                                                     : api_.create_agent(name_.c_str(), &agent_);
+    if (created != SUCCESS) unsupported("NIXL cannot create an agent; set NIXL_LOG_LEVEL=DEBUG to see why");
     Handle memory_types = nullptr, params = nullptr;
     if (api_.get_plugin_params(agent_, backend.c_str(), &memory_types, &params) != SUCCESS)
         unsupported("backend is " + backend + ", which NIXL cannot load; set NIXL_PLUGIN_DIR to the folder of its plugins");

@@ -43,7 +43,21 @@ using Handle = void *;
     X(release_xfer_req, Handle agent, Handle request)                                              \
     X(destroy_xfer_req, Handle request)
 
+// The configuration of an agent, as NIXL 1.x reads it.
+struct Config {
+    uint8_t progress_thread = 1, listen_thread = 0;
+    // Port, synchronization and number of workers, whose places differ between versions. 0 is the default.
+    uint8_t defaults[14] = {};
+    // Time after which the thread looks for events, even if it was not woken up.
+    uint64_t progress_delay_us = 1000;
+    uint64_t listen_delay_us = 100000;
+    uint64_t telemetry = 0;
+};
+static_assert(sizeof(Config) == 40);
+
 struct Api {
+    // nullptr: the version of NIXL does not have it.
+    int (*create_configured_agent)(const char *name, const Config *config, Handle *agent) = nullptr;
 #define PLLM_NIXL_FIELD(name, ...) int (*name)(__VA_ARGS__);
     PLLM_NIXL_FUNCTIONS(PLLM_NIXL_FIELD)
 #undef PLLM_NIXL_FIELD

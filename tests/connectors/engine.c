@@ -1,6 +1,7 @@
 // Computes one request on an engine with a store, and prints its tokens with the bits of their log
 // probabilities. The last line has the statistics of the store.
-// usage: engine MODEL_DIR none | files DIRECTORY | valkey SOCKET | nixl SOCKET [hold]
+// usage: engine MODEL_DIR none | files DIRECTORY | files-threads DIRECTORY | valkey SOCKET | nixl SOCKET [hold]
+// STORE_TIMEOUT_MS  kv_store_timeout_ms; default: 3000
 // With `hold`, the engine keeps its store until the end of the standard input.
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,10 +27,11 @@ static void open_store(const char *kind, const char *place, pllm_kv_store *store
     char error[500] = "unknown store";
     int32_t code = 1;
     pllm_kv_store_init(store, sizeof *store);
-    if (!strcmp(kind, "files")) {
+    if (!strcmp(kind, "files") || !strcmp(kind, "files-threads")) {
         pllm_files_store_options options;
         pllm_files_store_options_init(&options, sizeof options);
         options.directory = place;
+        if (strcmp(kind, "files")) options.io = PLLM_FILES_IO_THREADS;
         code = pllm_files_store_open(&options, store, error, sizeof error);
     } else if (!strcmp(kind, "valkey")) {
         pllm_valkey_store_options options;
@@ -83,7 +85,8 @@ int main(int argc, char **argv) {
     pllm_engine_options options;
     pllm_engine_options_init(&options, sizeof options);
     options.model_path = argv[1];
-    options.kv_store_timeout_ms = 3000;
+    const char *timeout = getenv("STORE_TIMEOUT_MS");
+    options.kv_store_timeout_ms = timeout ? (uint32_t)atoi(timeout) : 3000;
     if (argc > 3) {
         open_store(argv[2], argv[3], &store);
         options.kv_store = &store;

@@ -1,6 +1,7 @@
 // The store whose values move by NIXL.
 #include "pagedllm_nixl.h"
 
+#include <ctime>
 #include <thread>
 
 #include "nixl_peer.hpp"
@@ -257,6 +258,18 @@ TEST(Nixl, an_index_that_hangs_fails_operations_after_the_timeout) {
     EXPECT_TRUE(holds(client, 1)) << "own values need no index";
     server.send(SIGCONT);
     EXPECT_TRUE(becomes_true([&] { return put(client, 4) == DONE; }));
+}
+
+TEST(Nixl, a_store_without_operations_uses_little_cpu) {
+    Server server;
+    Peer peer(server);
+    Client client(open_store(server));
+    ASSERT_EQ(peer.put(1, 1000), "0");
+    EXPECT_TRUE(client.holds(key_of(1), value_of(1, 1000)));
+    const auto cpu_seconds = [] { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; };
+    const double before = cpu_seconds();
+    usleep(1'000'000);
+    EXPECT_LT(cpu_seconds() - before, 0.2);
 }
 
 TEST(Nixl, close_does_not_wait_for_an_index_or_a_process_that_hangs) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the connectors: each store alone, with an engine, and in examples/disaggregated.
+# Tests the connectors: each store alone, with an engine, in examples/disaggregated and in benches/kv_store.
 # usage: run.sh [none | address,undefined | thread]...     default: none
 # PAGEDLLM_LIB_DIR     where libpagedllm.so is; default: target/release of this repository
 # BUILD                where to build; default: build/connectors-tests of this repository
@@ -61,6 +61,11 @@ out=$build/none
 export PKG_CONFIG_PATH=$build/installed/lib/pkgconfig
 ${CC:-cc} -std=c11 -DWITH_NIXL "${warnings[@]}" "-I$root/include" $(pkg-config --cflags pagedllm_files pagedllm_valkey pagedllm_nixl) "$here/engine.c" -o "$build/engine" \
     $(pkg-config --libs pagedllm_files pagedllm_valkey pagedllm_nixl) -L"$lib" -lpagedllm -Wl,-rpath,"$build/installed/lib:$lib"
-"$here/with_engine.sh" "$build/engine" "$root/examples/model"
+${CC:-cc} -std=gnu11 "${warnings[@]}" -fPIC -shared "$here/hanging_disk.c" -o "$build/hanging_disk.so" -ldl
+"$here/with_engine.sh" "$build/engine" "$root/examples/model" "$build/hanging_disk.so"
 
 CONNECTORS=$out PAGEDLLM_LIBRARY=$lib/libpagedllm.so python3 -B "$here/disaggregated_test.py"
+
+# The benchmarks run. Their numbers need an idle machine.
+CONNECTORS=$out PAGEDLLM_LIB_DIR=$lib "$root/benches/kv_store/run.sh" --quick > "$build/bench.log" 2>&1 || { cat "$build/bench.log"; exit 1; }
+echo "benchmarks: $(grep -c '^| ' "$build/bench.log") rows"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# usage: with_engine.sh ENGINE MODEL
+# usage: with_engine.sh ENGINE MODEL HANGING_DISK
 # An engine in one process stores the blocks of a prompt, and engines in later processes read them. All
 # have the tokens and the bits of an engine without a store.
 set -euo pipefail
-engine=$1 model=$2
+engine=$1 model=$2 hanging_disk=$3
 work=$(mktemp -d)
 server= holder=
 stop_server() {
@@ -18,7 +18,7 @@ trap 'stop_holder; stop_server; rm -rf "$work"' EXIT
 
 # usage: check NAME CONDITION STORE PLACE. The condition is about the variables hits and failures.
 check() {
-    "$engine" "$model" "${@:3}" > "$work/output" 2> "$work/statistics" || { cat "$work/statistics"; return 1; }
+    timeout --signal=KILL 60 "$engine" "$model" "${@:3}" > "$work/output" 2> "$work/statistics" || { cat "$work/statistics"; return 1; }
     local hits failures
     read -r _ hits _ failures < "$work/statistics"
     diff "$work/expected" "$work/output" || { echo "$3: $1: the output differs"; return 1; }
@@ -54,6 +54,22 @@ first=$!
 check "two processes use the store at the same time" "hits == 31 && failures == 0" files "$store"
 wait "$first"
 diff "$work/expected" "$work/one"
+
+# The disk hangs in one call, which never returns: each process computes, and ends after 2 seconds and twice
+# the timeout. io_uring does not use pread and pwrite, so those are tested with threads.
+# usage: check_hanging CALL CONDITION STORE
+check_hanging() {
+    local begin=$SECONDS
+    STORE_TIMEOUT_MS=500 HANGING_CALL=$1 LD_PRELOAD=$hanging_disk check "a disk that hangs in $1 costs hits" "$2" "$3" "$store"
+    ((SECONDS - begin <= 20)) || { echo "$3: the engine was freed after $((SECONDS - begin)) seconds only"; return 1; }
+}
+store=$work/hanging
+check_hanging pwritev "hits == 0" files-threads
+check "no value was written" "hits == 0 && failures == 0" files-threads "$store"
+check_hanging preadv "hits == 0 && failures > 0" files-threads
+check_hanging utimensat "hits == 0 && failures > 0" files-threads
+check_hanging utimensat "hits == 0 && failures > 0" files
+check "the values are still there" "hits == 31 && failures == 0" files "$store"
 
 start_server
 check "the first process computes" "hits == 0 && failures == 0" valkey "$work/socket"
