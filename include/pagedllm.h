@@ -283,12 +283,12 @@
 // effect on beam search.
 #define PLLM_SAMPLING_MODEL_DEFAULTS 64
 
-// Until the first token is generated, each step that computes a part of the prompt, but not its
-// end, has an output with computed_tokens and without tokens or text, whatever output_kind is. The
-// other tokens of the prompt follow in later steps, because it is longer than prefill_chunk or
-// max_batch_tokens, or because the step was full. These outputs count for the capacity of the
-// queue. After a preemption the numbers can be smaller again. Of several samples or beams, the
-// first sequence reports them.
+// Until the first token is generated or appended, each step that computes a part of the prompt, but
+// not its end, has an output with computed_tokens and without tokens or text, whatever output_kind
+// is. The other tokens of the prompt follow in later steps, because it is longer than
+// prefill_chunk or max_batch_tokens, or because the step was full. These outputs count for the
+// capacity of the queue. After a preemption the numbers can be smaller again. Of several samples
+// or beams, the first sequence reports them.
 #define PLLM_SAMPLING_PREFILL_PROGRESS 128
 
 // Value of max_tokens: as many tokens as max_model_len allows.
@@ -1355,8 +1355,8 @@ typedef struct {
   float logprob;
 } pllm_logprob;
 
-// An output of one sequence: new tokens, new text, its end, or the progress of its prompt. The output and its pointers are
-// valid until the batch is freed.
+// An output of one sequence: new tokens, new text, its end, or the progress of its prompt. The
+// output and its pointers are valid until the batch is freed.
 typedef struct {
   // Size of this struct in the library. Fields beyond it do not exist.
   uint64_t struct_size;
@@ -1783,8 +1783,8 @@ const pllm_queue *pllm_engine_queue(const pllm_engine *engine);
 // may call it.
 PLLM_NODISCARD pllm_error *pllm_engine_get_stats(const pllm_engine *engine, pllm_stats *out_stats);
 
-// Describes the engine after its current step, for people who look at it: which sequences have
-// which blocks, and what the last steps computed. max_blocks is the number of blocks of each tier,
+// Describes the engine after its current step, to be displayed: which sequences have which
+// blocks, and what the last steps computed. max_blocks is the number of blocks of each tier,
 // from the first one, and max_sequences the number of sequences; more than 1048576 and 16384 are
 // reduced to these. The text is a JSON object. Members can be added:
 //

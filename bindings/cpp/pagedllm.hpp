@@ -990,12 +990,12 @@ struct Sampling {
     // repetition_penalty and no_repeat_ngram_size. "do_sample": false selects temperature 0. Has no
     // effect on beam search.
     bool model_defaults = (detail::sampling_defaults().flags & PLLM_SAMPLING_MODEL_DEFAULTS) != 0;
-    // Until the first token is generated, each step that computes a part of the prompt, but not its
-    // end, has an output with computed_tokens and without tokens or text, whatever output_kind is.
-    // The other tokens of the prompt follow in later steps, because it is longer than prefill_chunk
-    // or max_batch_tokens, or because the step was full. These outputs count for the capacity of
-    // the queue. After a preemption the numbers can be smaller again. Of several samples or beams,
-    // the first sequence reports them.
+    // Until the first token is generated or appended, each step that computes a part of the prompt,
+    // but not its end, has an output with computed_tokens and without tokens or text, whatever
+    // output_kind is. The other tokens of the prompt follow in later steps, because it is longer
+    // than prefill_chunk or max_batch_tokens, or because the step was full. These outputs count for
+    // the capacity of the queue. After a preemption the numbers can be smaller again. Of several
+    // samples or beams, the first sequence reports them.
     bool prefill_progress = (detail::sampling_defaults().flags & PLLM_SAMPLING_PREFILL_PROGRESS) != 0;
     // Keeps the tokens with the most typical surprise whose probabilities sum to at least this
     // value. Range above 0 to 1. Default 1: all.

@@ -368,12 +368,12 @@ type Sampling struct {
 	// RepetitionPenalty and NoRepeatNgramSize. "do_sample": false selects temperature 0. Has no
 	// effect on beam search.
 	ModelDefaults bool
-	// PrefillProgress: until the first token is generated, each step that computes a part of the
-	// prompt, but not its end, has an output with Output.ComputedTokens and without tokens or text,
-	// whatever OutputKind is. The other tokens of the prompt follow in later steps, because it is
-	// longer than Options.PrefillChunk or Options.MaxBatchTokens, or because the step was full.
-	// These outputs count for the capacity of the queue. After a preemption the numbers can be
-	// smaller again. Of several samples or beams, the first sequence reports them.
+	// PrefillProgress: until the first token is generated or appended, each step that computes a
+	// part of the prompt, but not its end, has an output with Output.ComputedTokens and without
+	// tokens or text, whatever OutputKind is. The other tokens of the prompt follow in later steps,
+	// because it is longer than Options.PrefillChunk or Options.MaxBatchTokens, or because the step
+	// was full. These outputs count for the capacity of the queue. After a preemption the numbers
+	// can be smaller again. Of several samples or beams, the first sequence reports them.
 	PrefillProgress bool
 	// TypicalP keeps the tokens with the most typical surprise whose probabilities sum to at least
 	// this value. Range above 0 to 1. 0: all.

@@ -619,12 +619,12 @@ export interface Sampling {
    */
   modelDefaults?: boolean;
   /**
-   * Until the first token is generated, each step that computes a part of the prompt, but not its
-   * end, has an output with computedTokens and without tokens or text, whatever outputKind is. The
-   * other tokens of the prompt follow in later steps, because it is longer than prefillChunk or
-   * maxBatchTokens, or because the step was full. These outputs count for the capacity of the
-   * queue. After a preemption the numbers can be smaller again. Of several samples or beams, the
-   * first sequence reports them.
+   * Until the first token is generated or appended, each step that computes a part of the prompt,
+   * but not its end, has an output with computedTokens and without tokens or text, whatever
+   * outputKind is. The other tokens of the prompt follow in later steps, because it is longer than
+   * prefillChunk or maxBatchTokens, or because the step was full. These outputs count for the
+   * capacity of the queue. After a preemption the numbers can be smaller again. Of several samples
+   * or beams, the first sequence reports them.
    */
   prefillProgress?: boolean;
   /** Returned in each output of the request. */

@@ -50,8 +50,10 @@ impl Lifecycle {
     }
 
     fn emit_prefill_progress(&mut self, plan: &StepPlan) {
+        // The scheduler counts the tokens of beams, too, and forgets the others when a sequence
+        // continues.
         for part in plan.sequences.iter().filter(|part| !part.samples && !part.is_stale && part.generated == 0) {
-            let Some(sequence) = self.live.sequences.get(&part.seq).filter(|sequence| sequence.params().prefill_progress) else { continue };
+            let Some(sequence) = self.live.sequences.get(&part.seq).filter(|sequence| sequence.reports_progress()) else { continue };
             let output = sequence.prefill_progress(part.first + part.tokens, self.delivery.empty_output());
             self.delivery.push(&sequence.generation.sender, output);
         }

@@ -373,6 +373,11 @@ impl Sequence {
         Ok([self.try_emit(output)?, echo])
     }
 
+    /// Returns whether a step that computes a part of the prompt has an output.
+    pub fn reports_progress(&self) -> bool {
+        self.params().prefill_progress && self.generation.sampling.generated() == 0
+    }
+
     /// Returns the output for a step after which `computed` tokens of the prompt are computed.
     pub fn prefill_progress(&self, computed: usize, reusable: Output) -> Output {
         Output { computed_tokens: computed as u64, ..self.output_reusing(reusable) }

@@ -1,5 +1,5 @@
-//! Snapshots of an engine for people who look at it: which sequence has which blocks, and what the
-//! last steps computed.
+//! Snapshots of an engine to be displayed: which sequence has which blocks, and what the last steps
+//! computed.
 //!
 //! The stepping thread only copies numbers, between two steps, into memory that the reader has
 //! allocated. The reader formats them.

@@ -277,8 +277,8 @@ pub unsafe extern "C" fn pllm_engine_get_stats(engine: *const pllm_engine, out_s
     guard(|| unsafe { convert::write(out_stats, &pllm_engine::get(engine)?.stats().into()) })
 }
 
-/// Describes the engine after its current step, for people who look at it: which sequences have
-/// which blocks, and what the last steps computed. max_blocks is the number of blocks of each tier,
+/// Describes the engine after its current step, to be displayed: which sequences have which
+/// blocks, and what the last steps computed. max_blocks is the number of blocks of each tier,
 /// from the first one, and max_sequences the number of sequences; more than 1048576 and 16384 are
 /// reduced to these. The text is a JSON object. Members can be added:
 ///

@@ -61,8 +61,8 @@ impl pllm_queue {
     }
 }
 
-/// An output of one sequence: new tokens, new text, its end, or the progress of its prompt. The output and its pointers are
-/// valid until the batch is freed.
+/// An output of one sequence: new tokens, new text, its end, or the progress of its prompt. The
+/// output and its pointers are valid until the batch is freed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pllm_output {

@@ -30,12 +30,12 @@ pub const PLLM_SAMPLING_INCLUDE_STOP: u32 = 32;
 /// effect on beam search.
 pub const PLLM_SAMPLING_MODEL_DEFAULTS: u32 = 64;
 
-/// Until the first token is generated, each step that computes a part of the prompt, but not its
-/// end, has an output with computed_tokens and without tokens or text, whatever output_kind is. The
-/// other tokens of the prompt follow in later steps, because it is longer than prefill_chunk or
-/// max_batch_tokens, or because the step was full. These outputs count for the capacity of the
-/// queue. After a preemption the numbers can be smaller again. Of several samples or beams, the
-/// first sequence reports them.
+/// Until the first token is generated or appended, each step that computes a part of the prompt, but
+/// not its end, has an output with computed_tokens and without tokens or text, whatever output_kind
+/// is. The other tokens of the prompt follow in later steps, because it is longer than
+/// prefill_chunk or max_batch_tokens, or because the step was full. These outputs count for the
+/// capacity of the queue. After a preemption the numbers can be smaller again. Of several samples
+/// or beams, the first sequence reports them.
 pub const PLLM_SAMPLING_PREFILL_PROGRESS: u32 = 128;
 
 /// Value of max_tokens: as many tokens as max_model_len allows.

@@ -1,4 +1,4 @@
-//! A map of the KV blocks and of the sequences that use them, for people who look at an engine.
+//! A map of the KV blocks and of the sequences that use them, to be displayed.
 
 use super::Scheduler;
 use super::group::Queue;
@@ -49,7 +49,7 @@ pub struct MappedBlock {
 pub enum SequenceState {
     Running,
     Waiting,
-    /// Its queue is full.
+    /// Skipped, because its queue is full, or it waits for a slow grammar or a KV store.
     Paused,
     Idle,
     /// A pin, computed or not.
@@ -129,7 +129,7 @@ impl Scheduler {
         let others = self.sequences.values().filter(|sequence| self.queue_of(sequence) != Some(Queue::Running));
         let mut entries = MAX_ENTRIES;
         for sequence in self.running_sequences().chain(others).take(map.sequences.capacity()) {
-            map.sequences.push(MappedSequence { request: request_of(sequence.id), ..self.mapped(sequence) });
+            map.sequences.push(self.mapped(sequence, request_of(sequence.id)));
             map.add_users(sequence.id, &sequence.table, &mut entries);
         }
         map.sequences_omitted = self.sequences.len() - map.sequences.len();
@@ -149,10 +149,10 @@ impl Scheduler {
         }
     }
 
-    fn mapped(&self, sequence: &SequenceKv) -> MappedSequence {
+    fn mapped(&self, sequence: &SequenceKv, request: Option<RequestId>) -> MappedSequence {
         MappedSequence {
             id: sequence.id,
-            request: None,
+            request,
             state: self.state(sequence),
             tokens: sequence.tokens.len(),
             max_len: sequence.max_len(),

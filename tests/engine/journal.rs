@@ -155,8 +155,8 @@ fn a_concurrent_session_is_replayed_bit_for_bit() {
     let (model, dir) = (model(5), TempDir::new());
     let journal = dir.0.join("journal");
     let (mut steps, mut preemptions, mut faults, mut hits, mut late, mut swaps) = (0, 0, 0, 0, 0, (0, 0));
-    // On a busy machine, a session may be too slow to swap, or have few steps. Further sessions follow
-    // until everything has occurred.
+    // On a busy machine, a session may be too slow to swap, or have few steps. Further sessions
+    // follow until everything has occurred.
     for seed in 0..60 {
         let has_all = steps > 30 && preemptions > 0 && faults > 0 && hits > 0 && late > 0 && swaps.0 > 0 && swaps.1 > 0;
         if seed >= 6 && has_all {

@@ -1,4 +1,4 @@
-//! Snapshots for people who look at an engine.
+//! Snapshots of an engine to be displayed.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
