@@ -41,10 +41,9 @@ demo: $(TOOL)
 	@echo "To chat yourself: $(TOOL) chat $(MODEL)"
 
 # Runs two stages at a time, because some of them mostly wait. Neighbouring stages build in different
-# folders.
+# folders. A stage that fails does not end the others, and its fault is repeated at the end.
 test: setup
-	@CARGO_INCREMENTAL=0 $(MAKE) --no-print-directory --jobs=2 --output-sync=target stages
-	@echo "make test: everything passed"
+	@scripts/test.sh
 
 stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-mpi test-parallel test-abi test-go test-server-go test-python test-java test-node test-peers test-scale test-examples test-tool test-install test-packages test-server-cpp paper-quick
 
@@ -113,7 +112,7 @@ check: lint
 	cargo test --locked --lib
 
 test-rust:
-	cargo test --locked
+	cargo test --locked --no-fail-fast
 
 # Random hosts, budgets and faults, for one minute. No memory, thread, descriptor or file may leak.
 test-soak:
