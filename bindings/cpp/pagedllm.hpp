@@ -1127,6 +1127,12 @@ struct Request {
     // Priority, -100 to 100; higher runs first. Used if the order is Order::priority. Default 0.
     // Forks inherit it.
     int32_t priority = detail::request_defaults().priority;
+    // Time for which the request waits for each next block of its prompt that the KV store does not
+    // have yet, because another engine computes the prompt. The engine reads each block when the
+    // store has it, and computes the prompt from the first block on that has not appeared in this
+    // time. 0 (default): the request waits only for blocks that the store has.
+    // Code::invalid_argument if it is not 0 and the engine has no kv_store.
+    std::chrono::milliseconds kv_store_wait{detail::request_defaults().kv_store_wait_ms};
 };
 
 class QueueView;
@@ -1466,6 +1472,7 @@ struct CRequest {
         native.hook_data = from.hook_data;
         set_milliseconds(native.deadline_ms, from.deadline);
         native.priority = from.priority;
+        set_milliseconds(native.kv_store_wait_ms, from.kv_store_wait, "kv_store_wait", status);
     }
     CRequest(const CRequest &) = delete;
     CRequest &operator=(const CRequest &) = delete;
@@ -1478,6 +1485,7 @@ struct CRequest {
     pllm_request native = request_defaults();
     std::optional<CSampling> sampling;
     std::optional<CBeam> beam;
+    Status status;  // the first error
 };
 
 // The C struct of `from`, which must outlive it.
@@ -2592,6 +2600,7 @@ public:
     // salt of the request are used. Any thread may call it.
     Result<std::vector<std::string>> hash_prompt(const Request &request, uint32_t group = 0) const {
         detail::CRequest c(request);
+        if (!c.status) return c.status.error();
         const auto bytes = detail::copied(detail::create<pllm_bytes, pllm_bytes_free>(
             [&](pllm_bytes **out) { return pllm_engine_hash_prompt(native(), c.to(nullptr), group, out); }));
         if (!bytes) return bytes.error();
@@ -2760,6 +2769,7 @@ private:
     Result<uint64_t> add(const Request &request, const pllm_queue *queue) {
         uint64_t id = 0;
         detail::CRequest c(request);
+        if (!c.status) return c.status.error();
         Status added = detail::status(pllm_engine_add_request(native(), c.to(queue), &id));
         if (!added) return added.error();
         return id;
@@ -2767,6 +2777,7 @@ private:
 
     Result<Admission> predict_admission(const Request &request, const pllm_queue *queue) const {
         detail::CRequest request_c(request);
+        if (!request_c.status) return request_c.status.error();
         auto c = detail::filled<pllm_admission>(
             [&](pllm_admission *out) { return pllm_engine_predict_admission(native(), request_c.to(queue), out); });
         if (!c) return c.error();

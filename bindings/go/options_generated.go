@@ -281,6 +281,12 @@ type Request struct {
 	// Priority is the priority, -100 to 100; higher runs first. Used if the order is OrderPriority.
 	// Forks inherit it.
 	Priority int
+	// KVStoreWait is the time, in whole milliseconds, for which the request waits for each next
+	// block of its prompt that the KV store does not have yet, because another engine computes the
+	// prompt. The engine reads each block when the store has it, and computes the prompt from the
+	// first block on that has not appeared in this time. 0: the request waits only for blocks that
+	// the store has. ErrInvalidArgument if it is not 0 and the engine has no Options.KVStore.
+	KVStoreWait time.Duration
 }
 
 func (r *Request) toC(args *arguments) *C.pllm_request {
@@ -308,6 +314,7 @@ func (r *Request) toC(args *arguments) *C.pllm_request {
 	c.cache_salt, c.cache_salt_len = args.bytes(r.CacheSalt)
 	c.deadline_ms = C.int64_t(wholeMilliseconds(r.Deadline))
 	args.setInt32(&c.priority, "Priority", r.Priority)
+	args.setMilliseconds32(&c.kv_store_wait_ms, "KVStoreWait", r.KVStoreWait)
 	return c
 }
 

@@ -709,6 +709,14 @@ export interface Request extends Sampling {
    */
   priority?: number;
   /**
+   * Time in milliseconds for which the request waits for each next block of its prompt that the KV
+   * store does not have yet, because another engine computes the prompt. The engine reads each
+   * block when the store has it, and computes the prompt from the first block on that has not
+   * appeared in this time. 0 (default): the request waits only for blocks that the store has.
+   * PLLM_E_INVALID_ARGUMENT if it is not 0 and the engine has no kvStore.
+   */
+  kvStoreWaitMs?: number;
+  /**
    * The tokenizer adds its special tokens, such as BOS. Set it to false for a prompt that
    * renderChat() rendered. Default true.
    */

@@ -317,7 +317,7 @@ const Request = struct('pllm_request', 144, {
   hookData: pointer,
   deadlineMs: i64,
   priority: i32,
-  reserved2: u32,
+  kvStoreWaitMs: u32,
 });
 const Logprob = struct('pllm_logprob', 8, {
   token: u32,
@@ -625,6 +625,7 @@ const request = {
     cacheSalt: set.text,
     deadlineMs: set.deadline,
     priority: set.i32,
+    kvStoreWaitMs: set.u32,
     addSpecial: set.flag('textFlags', TEXT.addSpecial),
     skipSpecial: set.flag('textFlags', TEXT.skipSpecial),
     keep: set.flag('flags', REQUEST.keep),

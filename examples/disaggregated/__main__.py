@@ -36,6 +36,9 @@ def arguments():
                         help="threads of each engine (default here: %(default)s)")
     parser.add_argument("--store-timeout-ms", default=1000,
                         help="time for which a request waits for the store (default: %(default)s)")
+    parser.add_argument("--prefill-wait-ms", type=int, default=5000,
+                        help="time for which a decode engine waits for each next block of a prompt, in addition to twice the "
+                             "predicted time of the prompt (default: %(default)s)")
     given = parser.parse_args()
     if given.store == "valkey" and SERVER is None:
         parser.error("neither valkey-server nor redis-server is installed; install one, or use --store files")
@@ -82,7 +85,7 @@ def main():
         folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="disaggregated-"))
         store, pid = start_store(given.store, folder, cleanup)
         instances = list(start_instances(given, store, cleanup))
-        router.Handler.router, router.Handler.store = router.Router(instances), {"name": store, "pid": pid}
+        router.Handler.router, router.Handler.store = router.Router(instances, given.prefill_wait_ms), {"name": store, "pid": pid}
         try:
             server = web.Server(("127.0.0.1", given.port), router.Handler)
         except OSError as error:

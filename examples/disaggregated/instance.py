@@ -100,7 +100,9 @@ class Instance:
         sampling = {"max_tokens": 16, **{name: body[name] for name in SAMPLING if name in body}}
         if is_prefill:
             sampling["max_tokens"] = 1
-        return self.outputs(tokens, self.engine.stream(tokens, Sampling(**sampling)), is_prefill)
+        wait_ms = transfer.get("wait_ms", 0) if transfer.get("do_remote_prefill") else 0
+        stream = self.engine.stream(tokens, Sampling(**sampling), kv_store_wait_ms=wait_ms)
+        return self.outputs(tokens, stream, is_prefill)
 
     def outputs(self, tokens, stream, is_prefill):
         cached = 0

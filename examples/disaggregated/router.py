@@ -1,4 +1,5 @@
-"""The router: the prompt of a request goes to a prefill engine, and the request to a decode engine.
+"""The router: the prompt of a request goes to a prefill engine, and the request to a decode engine,
+which reads the blocks of the prompt as the prefill engine computes them.
 
 POST /v1/completions  as an instance
 GET /instances        the instances, with the numbers of their requests and failures
@@ -29,8 +30,9 @@ class Instance:
 
 
 class Router:
-    def __init__(self, instances):
+    def __init__(self, instances, prefill_wait_ms=5000):
         self.instances = instances
+        self.prefill_wait_ms = prefill_wait_ms
         self.prefill_from = 0.0  # time before which the decode engines compute the prompts
         self.lock = threading.Lock()
         self.pool = concurrent.futures.ThreadPoolExecutor(64)
@@ -43,22 +45,33 @@ class Router:
         # What an engine has cached, the store has, too.
         is_new = scored and all(score["cached"] < score["blocks"] for _, score in scored)
         if is_new and time.monotonic() >= self.prefill_from:
-            body = {**body, "kv_transfer_params": self.prefill(body)}
+            body = {**body, "kv_transfer_params": self.start_prefill(body)}
         call = (lambda one: self.stream(one, body, send)) if body.get("stream") else lambda one: self.post(one, body)
         answer = self.call_best(scored, call)
         if answer is None:
             raise web.Refused(503, "no decode engine answers; start the example again")
         return answer or None
 
-    def prefill(self, body):
-        """Compute a prompt on a prefill engine. Return kv_transfer_params for the decode engine: None
-        if there are no blocks, so that it computes the prompt itself."""
-        request = {**body, "stream": False, "max_tokens": 1, "kv_transfer_params": PREFILL}
-        answer = self.call_best(self.scored("prefill", body), lambda one: self.post(one, request))
-        transfer = answer and answer["kv_transfer_params"]
-        if not transfer:  # the prefill engines or the store have failed
+    def start_prefill(self, body):
+        """Start to compute a prompt on a prefill engine. Return kv_transfer_params for the decode
+        engine: None if no prefill engine answers, so that it computes the prompt itself."""
+        scored = self.scored("prefill", body)
+        if not scored:
             self.prefill_from = time.monotonic() + PAUSE
-        return transfer
+            return None
+        # The first block may have to wait for the prompts of other requests.
+        wait_ms = self.prefill_wait_ms + int(2000 * min(self.cost(one)[1] for one in scored))
+        threading.Thread(target=self.prefill, args=(body, scored), daemon=True).start()
+        return {**PREFILL, "do_remote_decode": False, "do_remote_prefill": True, "wait_ms": wait_ms}
+
+    def prefill(self, body, scored):
+        request = {**body, "stream": False, "max_tokens": 1, "kv_transfer_params": PREFILL}
+        try:
+            answer = self.call_best(scored, lambda one: self.post(one, request))
+        except web.Refused:  # the decode engine refuses it, too
+            return
+        if not answer or not answer["kv_transfer_params"]:  # the prefill engines or the store have failed
+            self.prefill_from = time.monotonic() + PAUSE
 
     def scored(self, role, body):
         """Return the instances of the role that answer, each with its score of the prompt."""

@@ -54,7 +54,7 @@ HIDDEN = {
     "pllm_resume.queue",
 }
 # Options whose conversion can fail. The hand-written code checks the status of their C structs.
-CHECKED = {"Fork", "Options"}
+CHECKED = {"Fork", "Options", "Request"}
 # Lists that differ from the default if they are empty.
 OPTIONAL_LISTS = {"sequence_breakers"}
 # The first members of structs that a program can initialize by position or by designators. They

@@ -64,7 +64,7 @@ impl Lifecycle {
     }
 
     fn add(&mut self, id: RequestId, prepared: PreparedRequest) {
-        let PreparedRequest { group, mut sequence, beams, returned, .. } = prepared;
+        let PreparedRequest { group, mut sequence, beams, returned, store_wait, .. } = prepared;
         let echoed = sequence.params().echo.then(|| sequence.echo(group.prompt(), self.text.as_deref())).transpose();
         let mut outputs = Vec::new();
         let added = echoed.and_then(|echoed| {
@@ -88,7 +88,7 @@ impl Lifecycle {
                 }
                 let sender = sequence.generation.sender.clone();
                 self.live.sequences.insert(id.sequence(0), sequence);
-                self.begin_lookup(id);
+                self.begin_lookup(id, store_wait);
                 echoed.into_iter().for_each(|output| self.delivery.push(&sender, output));
             }
             Err(error) => {

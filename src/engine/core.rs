@@ -157,7 +157,7 @@ impl EngineCore {
     }
 
     fn apply_commands(&mut self) {
-        let StepInputs { now, commands, costs, finished_transfers, disk_transfers, finished_masks, finished_lookups, store_room, .. } =
+        let StepInputs { now, commands, costs, finished_transfers, disk_transfers, finished_masks, lookup_progress, store_room, .. } =
             &mut self.inputs;
         if let Some(costs) = *costs {
             self.lifecycle.scheduler.set_costs(costs);
@@ -169,7 +169,7 @@ impl EngineCore {
         self.lifecycle.complete_masks(finished_masks, &mut self.device);
         self.lifecycle.forks.begin_step();
         self.lifecycle.continue_forks(&mut self.device);
-        self.lifecycle.begin_store_transfers(finished_lookups, *store_room, *now);
+        self.lifecycle.begin_store_transfers(lookup_progress, *store_room, *now);
         self.lifecycle.apply_all(commands, &mut self.device);
         self.lifecycle.copy_transfers(&mut self.device);
         self.lifecycle.copy_store_transfers(&mut self.device);

@@ -122,6 +122,7 @@ impl Lifecycle {
     pub fn end(&mut self, sender: &Arc<OutputSender>, output: Output) {
         self.telemetry.counts.count(output.finish);
         self.telemetry.ended(&output);
+        self.transfers.store.iter_mut().for_each(|store| store.loads.remove(output.request));
         let kept = self.scheduler.find(output.sequence).map(|sequence| sequence.tokens.len());
         self.table.mark_ended(&output, kept);
         self.delivery.push_last(sender, output);

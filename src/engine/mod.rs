@@ -126,6 +126,8 @@ pub struct Engine {
 
 /// The blocks of the engine outside of it.
 struct ExternalBlocks {
+    /// Whether there is a KV store. A replay repeats what it returned.
+    has_store: bool,
     /// KV store, for its counters.
     store: Option<Arc<StoreClient>>,
     /// The names of the blocks.
@@ -473,16 +475,17 @@ fn start_store(
     scheduler: &mut Scheduler,
 ) -> Result<(ExternalBlocks, Option<StoreTransfers>)> {
     let format = value_format(options, info, executor);
-    let Some(options) = &options.kv_store else { return Ok((ExternalBlocks { store: None, format }, None)) };
+    let Some(options) = &options.kv_store else { return Ok((ExternalBlocks { has_store: false, store: None, format }, None)) };
     let start = |handle: &KvStoreHandle| {
         let store = handle.take().ok_or_else(|| Error::invalid("kv_store belongs to another engine; create a store for each engine"))?;
-        StoreClient::start(store, options, format.clone(), info.paging.clone(), shared.table.wakeup.clone()).map(Arc::new)
+        StoreClient::start(store, options, format.clone(), info.paging.clone(), shared.table.wakeup.clone(), shared.clock.clone())
+            .map(Arc::new)
     };
     let client = options.store.as_ref().map(start).transpose()?;
     scheduler.log_computed(MAX_COMPUTED_BLOCKS)?;
     let block_bytes = executor.kv_part_bytes().iter().sum();
     let transfers = StoreTransfers::new(client.clone(), options.timeout, block_bytes, executor.max_transfer_bytes())?;
-    Ok((ExternalBlocks { store: client, format }, Some(transfers)))
+    Ok((ExternalBlocks { has_store: true, store: client, format }, Some(transfers)))
 }
 
 /// Makes the prefix cache record its changes for KV events, if the options ask for them.

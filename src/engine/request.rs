@@ -49,6 +49,9 @@ pub struct Request {
     pub hook: Option<LogitsHook>,
     /// Time after which the request ends with the tokens it has.
     pub deadline: Option<Duration>,
+    /// Time to wait for each next block of the prompt that the KV store does not have yet, because
+    /// another engine computes it.
+    pub store_wait: Duration,
     /// Number that each output returns.
     pub user_data: u64,
     /// Whether the tokenizer adds its special tokens (such as BOS) to a text prompt.
@@ -81,6 +84,7 @@ impl Request {
             salt: Vec::new(),
             hook: None,
             deadline: None,
+            store_wait: Duration::ZERO,
             user_data: 0,
             add_special: true,
             skip_special: true,
@@ -107,6 +111,7 @@ impl RecordedRequest {
             hook,
             priority,
             deadline,
+            store_wait,
             user_data,
             skip_special,
             prompt: _,
@@ -125,6 +130,7 @@ impl RecordedRequest {
             user_data: *user_data,
             priority: *priority,
             deadline: *deadline,
+            store_wait: *store_wait,
             skip_special: *skip_special,
         })
     }
@@ -142,6 +148,8 @@ pub struct PreparedRequest {
     /// Reservation of KV blocks, if the sequences can need more than one sequence of maximum
     /// length.
     pub reservation: Option<Reservation>,
+    /// As in `Request`.
+    pub store_wait: Duration,
     /// The request in the form that a journal records.
     pub recorded: Option<Box<RecordedRequest>>,
 }
@@ -169,7 +177,8 @@ impl Engine {
         let beams = request.beam.as_ref().map(|params| self.beams(params, request.n, &request.sampling, max_len - prompt.len()));
         let beams = beams.transpose()?.map(Box::new);
         let root = BlockHash::root(&self.info.fingerprint, &request.salt);
-        let (keep, priority, returned) = (request.keep, request.priority, request.n as usize);
+        let Request { keep, priority, store_wait, .. } = request;
+        let returned = request.n as usize;
         let mut sampling = request.sampling;
         // The log probability of a token comes from the row before it.
         let logits_from = sampling.prompt_alternatives().map(|_| sampling.first_scored() - 1);
@@ -189,7 +198,7 @@ impl Engine {
         if let Some(recorded) = &mut recorded {
             recorded.prompt = try_copy(group.prompt())?;
         }
-        let prepared = Box::new(PreparedRequest { group, returned, sequence, beams, reservation, recorded });
+        let prepared = Box::new(PreparedRequest { group, returned, sequence, beams, reservation, store_wait, recorded });
         self.shared.table.add(prepared, |id| self.seed_of(id.sequence(0)))
     }
 
@@ -201,6 +210,10 @@ impl Engine {
         request.sampling.model_defaults &= request.beam.is_none();
         self.prepare_sampling(&mut request.sampling)?;
         check_priority(request.priority)?;
+        if !request.store_wait.is_zero() && !self.external.has_store {
+            let wait = request.store_wait.as_millis();
+            return Err(Error::invalid(format!("kv_store_wait_ms is {wait} and the engine has no kv_store; set kv_store or leave it 0")));
+        }
         let branching = self.branching(request)?;
         let prompt = std::mem::replace(&mut request.prompt, Prompt::Tokens(Vec::new()));
         let prompt = self.prompt_tokens(prompt, request.add_special, request.truncate_prompt_tokens)?;

@@ -21,7 +21,7 @@ use crate::observability::journal::digests::OutputDigests;
 use crate::observability::stats::{Stats, StepReport};
 use crate::scheduler::Costs;
 use crate::types::QueueId;
-use crate::types::kv_store::FinishedLookup;
+use crate::types::kv_store::LookupProgress;
 
 /// Time that a step waits for masks after its forward pass. Quick masks take less than a
 /// millisecond. The rest is for threads that the system has not scheduled, since a late mask wastes
@@ -41,7 +41,7 @@ pub struct StepInputs {
     /// Reads and writes of the swap file that have ended since the last step.
     pub disk_transfers: Vec<EndedTransfer>,
     /// Lookups of the KV store that have ended since the last step, with their blocks.
-    pub finished_lookups: Vec<FinishedLookup>,
+    pub lookup_progress: Vec<LookupProgress>,
     /// Number of bytes that the KV store can take.
     pub store_room: u64,
     /// Late masks that other threads have computed since the last step.
@@ -154,9 +154,9 @@ impl Inputs for LiveInputs {
         self.completions.take(&mut inputs.finished_transfers);
         inputs.disk_transfers.clear();
         self.disk_transfers.iter().for_each(|ended| receive_all(ended, &mut inputs.disk_transfers));
-        inputs.finished_lookups.clear();
+        inputs.lookup_progress.clear();
         if let Some(store) = &self.store {
-            store.board.take_finished(inputs.now, &mut inputs.finished_lookups);
+            store.board.take_progress(inputs.now, &mut inputs.lookup_progress);
             inputs.store_room = store.board.room();
         }
         inputs.has_new_space = false;

@@ -9,16 +9,16 @@ use super::transfers::StoreTransfers;
 use crate::kv::connector::Connector;
 use crate::scheduler::Scheduler;
 use crate::types::RequestId;
-use crate::types::kv_store::FinishedLookup;
+use crate::types::kv_store::LookupProgress;
 
 impl Lifecycle {
-    /// Begins a step: takes the blocks of the lookups that have ended, and the new blocks of the
-    /// prefix cache.
-    pub fn begin_store_transfers(&mut self, finished: &mut Vec<FinishedLookup>, room: u64, now: Duration) {
-        let Some(StoreTransfers { loads, saves }) = &mut self.transfers.store else { return finished.clear() };
+    /// Begins a step: takes the blocks that lookups have read, and the new blocks of the prefix
+    /// cache.
+    pub fn begin_store_transfers(&mut self, progress: &mut Vec<LookupProgress>, room: u64, now: Duration) {
+        let Some(StoreTransfers { loads, saves }) = &mut self.transfers.store else { return progress.clear() };
         loads.begin_step(now);
         saves.begin_step(room);
-        finished.drain(..).for_each(|lookup| loads.receive(lookup));
+        progress.drain(..).for_each(|blocks| loads.receive(blocks));
         while let Some(hash) = self.scheduler.next_computed() {
             saves.enqueue(hash);
         }
@@ -26,12 +26,13 @@ impl Lifecycle {
 
     /// Looks up the blocks of a new request that the prefix cache does not have. Until the lookup
     /// ends, the request is paused. Without memory, the request computes its prompt.
-    pub(super) fn begin_lookup(&mut self, request: RequestId) {
+    /// `wait`: time to wait for each next block that the store does not have yet.
+    pub(super) fn begin_lookup(&mut self, request: RequestId, wait: Duration) {
         let Some(StoreTransfers { loads, .. }) = &mut self.transfers.store else { return };
         if loads.may_wait()
             && let Ok(Some(lookup)) = self.scheduler.prefix_lookup(request.sequence(0))
         {
-            let _ = loads.begin(request, lookup);
+            let _ = loads.begin(request, lookup, wait);
         }
     }
 
@@ -53,9 +54,9 @@ impl Lifecycle {
 }
 
 fn copy_loads(StoreTransfers { loads, .. }: &mut StoreTransfers, scheduler: &mut Scheduler, device: &mut Device) {
-    while let Some((prompt, from, entry)) = loads.next_to_copy() {
-        // The blocks before the first missing one must not be evicted for the others.
-        scheduler.refresh_prefix(&prompt.hashes[..from]);
+    while let Some((prompt, first, entry)) = loads.next_to_copy() {
+        // The blocks before the first one must not be evicted for the others.
+        first.into_iter().for_each(|first| scheduler.refresh_before(&prompt, first));
         match scheduler.insert_loaded(&prompt, entry, |block| loads.copy_to(block, device)) {
             Ok(true) => loads.remove_copied(),
             // The pool has no block without an owner, or the device has failed.

@@ -174,8 +174,12 @@ pub struct pllm_request {
     /// Priority, -100 to 100; higher runs first. Used if the order is PLLM_ORDER_PRIORITY. Default
     /// 0. Forks inherit it.
     pub priority: i32,
-    /// Must be 0.
-    pub reserved2: u32,
+    /// Time in milliseconds for which the request waits for each next block of its prompt that the
+    /// KV store does not have yet, because another engine computes the prompt. The engine reads each
+    /// block when the store has it, and computes the prompt from the first block on that has not
+    /// appeared in this time. 0 (default): the request waits only for blocks that the store has.
+    /// PLLM_E_INVALID_ARGUMENT if it is not 0 and the engine has no kv_store.
+    pub kv_store_wait_ms: u32,
 }
 
 // SAFETY: repr(C), the u32 fields fill whole words, integers, pointers and a nullable function
@@ -206,7 +210,7 @@ unsafe impl Versioned for pllm_request {
             hook_data: null_mut(),
             deadline_ms: 0,
             priority: 0,
-            reserved2: 0,
+            kv_store_wait_ms: 0,
         }
     }
 }
@@ -220,7 +224,6 @@ impl pllm_request {
         known_flags("text flags", c.text_flags, PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL)?;
         known_flags("request flags", c.flags, PLLM_REQUEST_KEEP)?;
         known_flags("reserved", c.reserved, 0)?;
-        known_flags("reserved2", c.reserved2, 0)?;
         // SAFETY: the caller's contract, for all that it points to.
         let request = unsafe {
             Request {
@@ -235,6 +238,7 @@ impl pllm_request {
                 salt: try_copy(slice("cache_salt", c.cache_salt, c.cache_salt_len)?)?,
                 hook: hook(c.logits_hook, c.hook_data),
                 deadline: deadline(c.deadline_ms)?,
+                store_wait: Duration::from_millis(c.kv_store_wait_ms.into()),
                 user_data: c.user_data,
                 add_special: c.text_flags & PLLM_TEXT_ADD_SPECIAL != 0,
                 skip_special: c.text_flags & PLLM_TEXT_SKIP_SPECIAL != 0,

@@ -58,9 +58,9 @@ impl Scheduler {
         Ok(Some(PrefixLookup { prompt: Arc::new(prompt), from, cached }))
     }
 
-    /// Makes the cached blocks of `hashes` the last ones to be evicted.
-    pub fn refresh_prefix(&mut self, hashes: &[BlockHash]) {
-        self.blocks.refresh(hashes);
+    /// Makes the cached blocks before `entry` the last ones to be evicted.
+    pub fn refresh_before(&mut self, prompt: &PromptBlocks, entry: usize) {
+        self.blocks.refresh(&prompt.hashes[..entry / self.blocks.paging().groups()]);
     }
 
     /// Inserts a block into the prefix cache. `write` writes its contents. Returns false if the

@@ -118,13 +118,24 @@ pub struct LoadedBlock {
     pub value: Arc<Vec<u8>>,
 }
 
-/// The end of the lookup of a request.
+/// Blocks that a lookup has read since the last ones.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FinishedLookup {
+pub struct LookupProgress {
     /// The id of the lookup.
     pub id: u64,
-    /// Whether the time limit has passed before all blocks were there.
-    pub timed_out: bool,
-    /// The blocks that are there.
+    /// Whether it continues.
+    pub state: LookupState,
+    /// The blocks.
     pub blocks: Vec<LoadedBlock>,
+}
+
+/// Whether a lookup continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LookupState {
+    /// It waits for blocks that another engine computes.
+    Waiting,
+    /// It has ended.
+    Finished,
+    /// The time limit has passed before all blocks were there.
+    TimedOut,
 }

@@ -61,7 +61,7 @@ class Example(unittest.TestCase):
     @classmethod
     def start(cls, store, add_cleanup):
         command = [sys.executable, EXAMPLE, MODEL, "--port", "0", "--store", store, "--threads", "1", "--connectors", CONNECTORS,
-                   "--store-timeout-ms", str(LAST_RESORT * 1000)]
+                   "--store-timeout-ms", str(LAST_RESORT * 1000), "--prefill-wait-ms", str(LAST_RESORT * 1000)]
         process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True)
         add_cleanup(cls.stop, process)
         lines = iter(process.stdout.readline, "")
@@ -223,8 +223,29 @@ class Shared(Example):
         self.assertEqual((transfer["do_remote_prefill"], transfer["do_remote_decode"], transfer["remote_engine_id"]),
                          (True, False, "prefill-1"))
         # All blocks are in the store when the answer is there.
-        answer = fetch(f"{self.instances()['decode-1']['url']}/v1/completions", request(5, kv_transfer_params=transfer))
+        url = f"{self.instances()['decode-1']['url']}/v1/completions"
+        answer = fetch(url, request(5, kv_transfer_params=transfer))
         self.assertEqual(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 288)
+        with self.assertRaises(urllib.error.HTTPError) as caught:
+            fetch(url, request(6, kv_transfer_params={**transfer, "wait_ms": "long"}))
+        with caught.exception as refused:
+            self.assertEqual(refused.code, 400)
+
+    def test_a_decode_engine_reads_the_blocks_while_the_prefill_engine_computes_the_others(self):
+        urls = [self.instances()[name]["url"] + "/v1/completions" for name in ("prefill-0", "decode-0")]
+        before = self.stats("decode-0")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiting = {**router.PREFILL, "do_remote_decode": False, "do_remote_prefill": True, "wait_ms": LAST_RESORT * 1000}
+            answer = pool.submit(fetch, urls[1], request(7, kv_transfer_params=waiting))
+            # The store gets the blocks of the first half of the prompt, and later the others.
+            fetch(urls[0], {**request(7, kv_transfer_params=router.PREFILL), "prompt": prompt(7)[:160]})
+            eventually(lambda: self.stats("decode-0")["kv_store_hits"] == before["kv_store_hits"] + 10, "it has read 10 blocks")
+            self.assertEqual(self.stats("decode-0")["prompt_tokens"], before["prompt_tokens"])
+            fetch(urls[0], request(7, kv_transfer_params=router.PREFILL))
+            answer = answer.result()
+        self.assertEqual(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 288)
+        expected = self.engine.generate(prompt(7), Sampling(temperature=0, max_tokens=TOKENS, ignore_eos=True))
+        self.assertEqual(answer["choices"][0]["token_ids"], expected.tokens)
 
 
 class Engines(web.Handler):

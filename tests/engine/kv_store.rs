@@ -1,5 +1,6 @@
 //! KV stores: requests find the blocks of earlier engines, and a faulty store costs hits only.
 
+use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use pagedllm::engine::{Engine, Executor, ModelExecutor, ModelInfo, Prompt, Reque
 use pagedllm::error::Code;
 use pagedllm::memory::plan;
 use pagedllm::model::{BatchLimits, KvCache, KvPool, ModelFiles};
-use pagedllm::types::kv_store::StoreSecret;
+use pagedllm::types::RequestId;
+use pagedllm::types::kv_store::{BlockKey, StoreSecret};
 use pagedllm::types::options::{EngineOptions, KvDtype, KvStoreOptions, SamplingParams};
 
 const BLOCK: usize = 8;
@@ -100,20 +102,32 @@ pub fn request(prompt: &[u32]) -> Request {
 
 /// Adds the requests and steps until all have ended and no full block waits.
 pub fn complete(engine: &Engine, prompts: &[Vec<u32>]) -> Vec<Bits> {
-    let ids: Vec<_> = prompts.iter().map(|prompt| engine.add_request(request(prompt)).unwrap()).collect();
+    complete_waiting(engine, prompts, Duration::ZERO)
+}
+
+/// As `complete`. The requests wait for blocks that the store does not have yet.
+fn complete_waiting(engine: &Engine, prompts: &[Vec<u32>], store_wait: Duration) -> Vec<Bits> {
+    let ids: Vec<_> = prompts.iter().map(|prompt| engine.add_request(Request { store_wait, ..request(prompt) }).unwrap()).collect();
+    let bits = finish(engine, &ids);
+    while engine.step().unwrap().unfinished > 0 {}
+    bits
+}
+
+/// Steps until the requests have ended.
+fn finish(engine: &Engine, ids: &[RequestId]) -> Vec<Bits> {
     let mut bits = vec![Bits::default(); ids.len()];
     let mut rest = ids.len();
     loop {
-        let report = engine.step().unwrap();
+        engine.step().unwrap();
         engine.check_invariants();
         for output in engine.queue().poll(Some(Duration::ZERO)).unwrap() {
-            let place = ids.iter().position(|id| *id == output.request).unwrap();
+            let Some(place) = ids.iter().position(|id| *id == output.request) else { continue };
             assert!(output.error.is_none(), "{:?}", output.error);
             bits[place].0.extend_from_slice(&output.tokens);
             bits[place].1.extend(output.logprobs.tokens.iter().map(|value| value.to_bits()));
             rest -= output.finish.is_some() as usize;
         }
-        if rest == 0 && report.unfinished == 0 {
+        if rest == 0 {
             return bits;
         }
     }
@@ -230,10 +244,16 @@ fn a_journal_with_a_store_is_replayed_without_it() {
         complete(&engine, &prompts);
         complete(&engine, &[prompt(7, 70), prompt(2, 40)]);
         drop(engine);
-        let (info, executor) = model.device();
-        let summary = Replay::with_executor(JournalFile::open(&path).unwrap(), info, None, executor).unwrap().run().unwrap();
-        assert_eq!((summary.difference, summary.ending, summary.sequences), (None, Some(Ending::Closed), 5), "{fault:?}");
+        assert_eq!(replayed_sequences(&model, &path), 5, "{fault:?}");
     }
+}
+
+/// Replays a journal. Returns the number of its sequences.
+fn replayed_sequences(model: &Model, journal: &Path) -> u64 {
+    let (info, executor) = model.device();
+    let summary = Replay::with_executor(JournalFile::open(journal).unwrap(), info, None, executor).unwrap().run().unwrap();
+    assert_eq!((summary.difference, summary.ending), (None, Some(Ending::Closed)));
+    summary.sequences
 }
 
 #[test]
@@ -255,7 +275,8 @@ fn random_traces_with_a_random_faulty_store_have_the_bits_of_an_engine_without_o
             };
             let engine = model.engine(Some(limits), None);
             assert_eq!(complete(&engine, &prompts), expected, "seed {seed}");
-            assert_eq!(complete(&engine, &prompts), expected, "seed {seed}");
+            let wait = Duration::from_millis(random.below(30) as u64);
+            assert_eq!(complete_waiting(&engine, &prompts, wait), expected, "seed {seed}");
         }
     }
 }
@@ -292,4 +313,153 @@ fn a_store_stays_with_the_host_if_the_creation_of_the_engine_fails() {
     assert_eq!(memory.closed.load(SeqCst), 0);
     drop(model.engine(Some(options(&memory)), None));
     assert_eq!(memory.closed.load(SeqCst), 1);
+}
+
+/// A prompt that another engine computes: its blocks appear one after the other in an empty store.
+struct Arriving {
+    from: Memory,
+    to: Memory,
+    /// [places] The names of the blocks of all layer groups.
+    names: Vec<Vec<BlockKey>>,
+    arrived: usize,
+}
+
+impl Arriving {
+    fn new(model: &Model, tokens: &[u32]) -> Arriving {
+        let (from, to) = (Memory::default(), Memory::default());
+        model.run(Some(options(&from)), &[tokens.to_vec()]);
+        let engine = model.engine(Some(options(&from)), None);
+        let groups = engine.info().paging.groups();
+        let of_groups: Vec<_> = (0..groups).map(|group| engine.hash_prompt(request(tokens), group).unwrap()).collect();
+        let names = (0..of_groups[0].len()).map(|place| of_groups.iter().map(|names| names[place]).collect()).collect();
+        Arriving { from, to, names, arrived: 0 }
+    }
+
+    fn next(&mut self) {
+        let from = self.from.values.lock().unwrap();
+        self.to.values.lock().unwrap().extend(self.names[self.arrived].iter().map(|name| (*name, from[name].clone())));
+        self.arrived += 1;
+    }
+
+    fn reads(&self) -> u64 {
+        self.to.reads.load(SeqCst)
+    }
+
+    fn await_reads(&self, count: u64) {
+        while self.reads() < count {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+const LONG: Duration = Duration::from_secs(3600);
+
+#[test]
+fn blocks_are_read_as_another_engine_computes_them() {
+    for model in Model::all() {
+        let tokens = prompt(1, 61);
+        let (expected, _) = model.run(None, std::slice::from_ref(&tokens));
+        let mut arriving = Arriving::new(&model, &tokens);
+        let folder = TempDir::new();
+        let path = folder.0.join("journal");
+        let engine = model.engine(Some(options(&arriving.to)), Some(&path));
+        let id = engine.add_request(Request { store_wait: LONG, ..request(&tokens) }).unwrap();
+        engine.start().unwrap();
+        while arriving.arrived < arriving.names.len() {
+            // Nothing is computed before all blocks are there.
+            assert_eq!(engine.stats().prompt_tokens, 0, "{}", model.name);
+            let before = arriving.reads();
+            arriving.next();
+            arriving.await_reads(before + arriving.names[0].len() as u64);
+        }
+        engine.stop();
+        assert_eq!(finish(&engine, &[id]), expected, "{}", model.name);
+        let stats = engine.stats();
+        assert_eq!((stats.prompt_tokens, stats.store.failures), (5, 0), "{}", model.name);
+        drop(engine);
+        assert_eq!(replayed_sequences(&model, &path), 1, "{}", model.name);
+    }
+}
+
+#[test]
+fn a_request_computes_what_does_not_arrive_in_its_time() {
+    let (model, tokens) = (Model::new(5), prompt(1, 61));
+    let (expected, _) = model.run(None, std::slice::from_ref(&tokens));
+    let mut arriving = Arriving::new(&model, &tokens);
+    (0..3).for_each(|_| arriving.next());
+    let engine = model.engine(Some(options(&arriving.to)), None);
+    assert_eq!(complete_waiting(&engine, &[tokens], Duration::from_millis(100)), expected);
+    let stats = engine.stats();
+    assert_eq!((stats.store.hits, stats.prompt_tokens, stats.store.failures), (3, 61 - 3 * BLOCK as u64, 0));
+}
+
+#[test]
+fn a_request_that_does_not_wait_is_not_delayed_by_one_that_waits_for_the_same_blocks() {
+    let (model, tokens) = (Model::new(5), prompt(1, 61));
+    let [expected] = model.run(None, std::slice::from_ref(&tokens)).0.try_into().unwrap();
+    let mut arriving = Arriving::new(&model, &tokens);
+    arriving.next();
+    let engine = model.engine(Some(options(&arriving.to)), None);
+    let waiting = engine.add_request(Request { store_wait: LONG, ..request(&tokens) }).unwrap();
+    let other = engine.add_request(request(&tokens)).unwrap();
+    // The first request finds the blocks that the second one has computed.
+    assert_eq!(finish(&engine, &[waiting, other]), [expected.clone(), expected]);
+}
+
+#[test]
+fn a_damaged_block_and_a_store_that_hangs_end_the_wait() {
+    let (model, tokens) = (Model::new(5), prompt(1, 61));
+    let (expected, _) = model.run(None, std::slice::from_ref(&tokens));
+    for fault in [Fault::Damages, Fault::Fails, Fault::Refuses, Fault::Hangs] {
+        let mut arriving = Arriving::new(&model, &tokens);
+        arriving.next();
+        let engine = model.engine(Some(impatient(&arriving.to)), None);
+        let id = engine.add_request(Request { store_wait: LONG, ..request(&tokens) }).unwrap();
+        engine.start().unwrap();
+        arriving.await_reads(1);
+        arriving.to.set(fault);
+        arriving.next();
+        engine.stop();
+        assert_eq!(finish(&engine, &[id]), expected, "{fault:?}");
+        assert!(engine.stats().store.failures > 0, "{fault:?}");
+    }
+}
+
+#[test]
+fn a_wait_ends_with_its_request_and_with_its_engine() {
+    let (model, tokens) = (Model::new(5), prompt(1, 61));
+    let arriving = Arriving::new(&model, &tokens);
+    let engine = model.engine(Some(options(&arriving.to)), None);
+    let waiting = || engine.add_request(Request { store_wait: LONG, ..request(&tokens) }).unwrap();
+    let [first, second] = [waiting(), waiting()];
+    engine.start().unwrap();
+    let asked = || engine.stats().store.queries;
+    let await_question = |before| {
+        while asked() == before {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    await_question(0);
+    engine.abort(first).unwrap();
+    while engine.stats().finished_abort < 1 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The second request waits for the same lookup, which continues.
+    await_question(asked());
+    engine.abort(second).unwrap();
+    let mut last = 0;
+    while last != asked() {
+        last = asked();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    waiting();
+    await_question(last);
+}
+
+#[test]
+fn an_engine_without_a_store_refuses_to_wait_for_one() {
+    let engine = Model::new(5).engine(None, None);
+    let error = engine.add_request(Request { store_wait: Duration::from_millis(5), ..request(&prompt(1, 9)) }).unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert_eq!(error.message(), "kv_store_wait_ms is 5 and the engine has no kv_store; set kv_store or leave it 0");
 }

@@ -89,6 +89,7 @@ public:
     // salt of the request are used. Any thread may call it.
     Result<std::vector<std::string>> hash_prompt(const Request &request, uint32_t group = 0) const {
         detail::CRequest c(request);
+        if (!c.status) return c.status.error();
         const auto bytes = detail::copied(detail::create<pllm_bytes, pllm_bytes_free>(
             [&](pllm_bytes **out) { return pllm_engine_hash_prompt(native(), c.to(nullptr), group, out); }));
         if (!bytes) return bytes.error();
@@ -257,6 +258,7 @@ private:
     Result<uint64_t> add(const Request &request, const pllm_queue *queue) {
         uint64_t id = 0;
         detail::CRequest c(request);
+        if (!c.status) return c.status.error();
         Status added = detail::status(pllm_engine_add_request(native(), c.to(queue), &id));
         if (!added) return added.error();
         return id;
@@ -264,6 +266,7 @@ private:
 
     Result<Admission> predict_admission(const Request &request, const pllm_queue *queue) const {
         detail::CRequest request_c(request);
+        if (!request_c.status) return request_c.status.error();
         auto c = detail::filled<pllm_admission>(
             [&](pllm_admission *out) { return pllm_engine_predict_admission(native(), request_c.to(queue), out); });
         if (!c) return c.error();

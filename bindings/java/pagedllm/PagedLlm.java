@@ -1157,6 +1157,14 @@ public final class PagedLlm {
          * Forks inherit it.
          */
         public int priority = 0;
+        /**
+         * Time in milliseconds for which the request waits for each next block of its prompt that
+         * the KV store does not have yet, because another engine computes the prompt. The engine
+         * reads each block when the store has it, and computes the prompt from the first block on
+         * that has not appeared in this time. 0 (default): the request waits only for blocks that
+         * the store has. Code.INVALID_ARGUMENT if it is not 0 and the engine has no kvStore.
+         */
+        public int kvStoreWaitMs = 0;
         private static final long QUEUE_OFFSET = 64;
 
         public Request() {}
@@ -1182,6 +1190,7 @@ public final class PagedLlm {
             putBytes(c, 96, 104, cacheSalt, arena);
             c.set(JAVA_LONG, 128, deadlineMs);
             c.set(JAVA_INT, 136, priority);
+            c.set(JAVA_INT, 140, kvStoreWaitMs);
             return c;
         }
     }

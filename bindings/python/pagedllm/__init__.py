@@ -978,7 +978,7 @@ class _Request(ctypes.Structure):
         ("truncate_prompt_tokens", c_uint32), ("flags", c_uint32), ("reserved", c_uint32),
         ("beam", ctypes.POINTER(_Beam)), ("cache_salt", c_char_p), ("cache_salt_len", c_uint64),
         ("logits_hook", _LogitsHook), ("hook_data", c_void_p), ("deadline_ms", c_int64),
-        ("priority", c_int32), ("reserved2", c_uint32),
+        ("priority", c_int32), ("kv_store_wait_ms", c_uint32),
     ]
 
 
@@ -1495,7 +1495,8 @@ def _c_request(*, prompt: Prompt, sampling: Optional[Sampling] = None, user_data
                skip_special: Optional[bool] = None, best_of: Optional[int] = None,
                truncate_prompt_tokens: Optional[int] = None, keep: Optional[bool] = None,
                beam: Optional[Beam] = None, cache_salt: Optional[Text] = None,
-               deadline: Optional[float] = None, priority: Optional[int] = None) -> Any:
+               deadline: Optional[float] = None, priority: Optional[int] = None,
+               kv_store_wait_ms: Optional[int] = None) -> Any:
     c = _defaults(_Request, _lib.pllm_request_init)
     _assign_prompt(c, "prompt", prompt)
     _assign_struct(c, "sampling", _c_sampling, sampling)
@@ -1507,6 +1508,7 @@ def _c_request(*, prompt: Prompt, sampling: Optional[Sampling] = None, user_data
     _assign_text(c, "cache_salt", cache_salt)
     _assign_deadline(c, "deadline_ms", deadline)
     _assign(c, "priority", priority)
+    _assign(c, "kv_store_wait_ms", kv_store_wait_ms)
     _assign_flag(c, "text_flags", _TEXT_ADD_SPECIAL, add_special)
     _assign_flag(c, "text_flags", _TEXT_SKIP_SPECIAL, skip_special)
     _assign_flag(c, "flags", _REQUEST_KEEP, keep)
@@ -2619,7 +2621,7 @@ class Engine:
             truncate_prompt_tokens: Optional[int] = None, keep: Optional[bool] = None,
             beam: Optional[Beam] = None, cache_salt: Optional[Text] = None,
             logits_hook: Optional[LogitsHook] = None, deadline: Optional[float] = None,
-            priority: Optional[int] = None,
+            priority: Optional[int] = None, kv_store_wait_ms: Optional[int] = None,
             ) -> int:
         """Add a request and return its id.
 
@@ -2649,6 +2651,12 @@ class Engine:
             tokens it has.
         priority: Priority, -100 to 100; higher runs first. Used if the order is Order.PRIORITY.
             Default 0. Forks inherit it.
+        kv_store_wait_ms: Time in milliseconds for which the request waits for each next block of
+            its prompt that the KV store does not have yet, because another engine computes the
+            prompt. The engine reads each block when the store has it, and computes the prompt from
+            the first block on that has not appeared in this time. 0 (default): the request waits
+            only for blocks that the store has. Code.INVALID_ARGUMENT if it is not 0 and the engine
+            has no kv_store.
         """
         added = c_uint64()
         self._ask(
@@ -2656,6 +2664,7 @@ class Engine:
             user_data=user_data, n=n, add_special=add_special, skip_special=skip_special,
             best_of=best_of, truncate_prompt_tokens=truncate_prompt_tokens, keep=keep, beam=beam,
             cache_salt=cache_salt, deadline=deadline, priority=priority,
+            kv_store_wait_ms=kv_store_wait_ms,
         )
         return added.value
 

@@ -84,7 +84,7 @@ impl Inputs for RecordedInputs {
         self.inner.collect(costs, inputs);
         let mut recorder = self.recording.lock();
         recorder.begin(inputs);
-        self.writer.iter_mut().for_each(|writer| inputs.finished_lookups.iter().for_each(|lookup| writer.lookup(lookup)));
+        self.writer.iter_mut().for_each(|writer| inputs.lookup_progress.iter().for_each(|lookup| writer.lookup(lookup)));
         for command in &inputs.commands {
             recorder.require();
             if let Some(writer) = &mut self.writer {

@@ -271,9 +271,34 @@ impl JournalFile {
 
 /// Builds the request from its record.
 fn request_of(recorded: RecordedRequest) -> Request {
-    let RecordedRequest { prompt, sampling, n, best_of, beam, keep, salt, hooked: _, user_data, priority, deadline, skip_special } =
-        recorded;
-    Request { n, best_of, beam, keep, salt, user_data, priority, deadline, skip_special, ..Request::new(Prompt::Tokens(prompt), sampling) }
+    let RecordedRequest {
+        prompt,
+        sampling,
+        n,
+        best_of,
+        beam,
+        keep,
+        salt,
+        hooked: _,
+        user_data,
+        priority,
+        deadline,
+        store_wait,
+        skip_special,
+    } = recorded;
+    Request {
+        n,
+        best_of,
+        beam,
+        keep,
+        salt,
+        user_data,
+        priority,
+        deadline,
+        store_wait,
+        skip_special,
+        ..Request::new(Prompt::Tokens(prompt), sampling)
+    }
 }
 
 fn check_id<T: PartialEq + Display>(recorded: T, replayed: T) -> Result<()> {

@@ -11,7 +11,7 @@ use crate::kv::connector::TransferId;
 use crate::memory::budget::Need;
 use crate::observability::journal::records::{Failure, Step};
 use crate::scheduler::Costs;
-use crate::types::kv_store::FinishedLookup;
+use crate::types::kv_store::LookupProgress;
 
 /// The recorded step that is repeated. The decorators of both seams read it.
 #[derive(Clone, Default)]
@@ -21,7 +21,7 @@ pub struct Replayed(Arc<Mutex<ReplayedStep>>);
 #[derive(Default)]
 pub struct ReplayedStep {
     step: Step,
-    lookups: Vec<FinishedLookup>,
+    lookups: Vec<LookupProgress>,
     /// Number of resizes that have been repeated, and whether the last of them failed.
     resizes: usize,
     fails_to_shrink: bool,
@@ -68,7 +68,7 @@ fn recorded(failures: &[Failure], number: u32) -> Result<()> {
 
 impl Replayed {
     /// Sets the step that is repeated next.
-    pub fn set_step(&self, step: Step, lookups: Vec<FinishedLookup>) {
+    pub fn set_step(&self, step: Step, lookups: Vec<LookupProgress>) {
         *self.lock() = ReplayedStep { step, lookups, ..ReplayedStep::default() };
     }
 
@@ -93,7 +93,7 @@ impl Inputs for ReplayedInputs {
     fn collect(&mut self, costs: Option<Costs>, inputs: &mut StepInputs) {
         self.inner.collect(costs, inputs);
         let mut replayed = self.replayed.lock();
-        inputs.finished_lookups = std::mem::take(&mut replayed.lookups);
+        inputs.lookup_progress = std::mem::take(&mut replayed.lookups);
         let Step { now, full_queues, costs, finished_transfers, disk_transfers, store_room, .. } = &replayed.step;
         inputs.store_room = *store_room;
         inputs.disk_transfers.clear();

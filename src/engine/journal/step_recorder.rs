@@ -60,7 +60,7 @@ impl StepRecorder {
         self.step.disk_transfers.extend(inputs.disk_transfers.iter().map(|ended| (ended.id, ended.succeeded)));
         (self.step.now, self.step.costs) = (inputs.now, inputs.costs.map(|costs| (costs.block.to_bits(), costs.token.to_bits())));
         self.must_record = !self.step.resized.is_empty() || !self.failed_moves.is_empty() || !inputs.finished_transfers.is_empty();
-        self.must_record |= !inputs.finished_lookups.is_empty() || !inputs.disk_transfers.is_empty();
+        self.must_record |= !inputs.lookup_progress.is_empty() || !inputs.disk_transfers.is_empty();
         (self.is_in_step, self.launches, self.waits, self.exchanges) = (true, 0, 0, 0);
     }
 

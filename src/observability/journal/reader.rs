@@ -10,7 +10,7 @@ use super::records::{Header, MAGIC, Record, RecordedCommand, RecordedEnd, Step, 
 use super::writer::{CHECKSUM, checksum};
 use crate::error::{Error, Result};
 use crate::sys::files;
-use crate::types::kv_store::FinishedLookup;
+use crate::types::kv_store::LookupProgress;
 
 /// An open journal.
 pub struct JournalFile {
@@ -39,7 +39,7 @@ pub struct Recorded {
     pub commands: Vec<RecordedCommand<'static>>,
     pub ended: Vec<RecordedEnd>,
     /// The blocks that a KV store had returned.
-    pub lookups: Vec<FinishedLookup>,
+    pub lookups: Vec<LookupProgress>,
     pub step: Step,
 }
 

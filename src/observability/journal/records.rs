@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Error, Result};
 use crate::types::hex::Hex;
-use crate::types::kv_store::FinishedLookup;
+use crate::types::kv_store::LookupProgress;
 use crate::types::options::{BeamParams, EngineOptions, SamplingParams};
 use crate::types::{PinId, QueueId, RequestId, SeqId};
 
@@ -16,7 +16,7 @@ pub const MAGIC: &[u8; 8] = b"PLLMJRNL";
 /// instead of the groups that were not ready, and the finished transfers. Version 4 has the late
 /// masks. Version 5 has the blocks that a KV store returned. Version 6 has the transfers of the
 /// swap file. Version 7 has the progress of prefills.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// The engine that wrote the journal. The header is JSON, so that other versions can read it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ pub enum Record {
     /// The engine was freed.
     Closed,
     /// Blocks that a KV store returned. They belong to the next step.
-    Lookup(FinishedLookup),
+    Lookup(LookupProgress),
 }
 
 /// The inputs of a step except its commands, and the digest of its outputs.
@@ -239,6 +239,7 @@ pub struct RecordedRequest {
     pub user_data: u64,
     pub priority: i32,
     pub deadline: Option<Duration>,
+    pub store_wait: Duration,
     pub skip_special: bool,
 }
 

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::records::{Header, MAGIC, RecordedCommand, RecordedEnd, Step, VERSION};
 use crate::error::{Error, Result};
 use crate::observability::log_file::LogFile;
-use crate::types::kv_store::FinishedLookup;
+use crate::types::kv_store::LookupProgress;
 
 /// Size of a checksum in bytes.
 pub const CHECKSUM: usize = 8;
@@ -34,7 +34,7 @@ enum Borrowed<'a> {
     End(&'a RecordedEnd),
     Step(&'a Step),
     Closed,
-    Lookup(&'a FinishedLookup),
+    Lookup(&'a LookupProgress),
 }
 
 impl JournalWriter {
@@ -64,7 +64,7 @@ impl JournalWriter {
 
     /// Writes the blocks that a KV store has returned. If they are many bytes, the other thread
     /// encodes them.
-    pub fn lookup(&mut self, lookup: &FinishedLookup) {
+    pub fn lookup(&mut self, lookup: &LookupProgress) {
         let len = lookup.blocks.iter().map(|block| block.value.len()).sum();
         if len < MIN_ENCODED {
             return self.write_record(&Borrowed::Lookup(lookup));
@@ -74,7 +74,7 @@ impl JournalWriter {
             return self.file.stop();
         }
         blocks.extend(lookup.blocks.iter().cloned()); // the values are shared
-        let lookup = FinishedLookup { blocks, ..*lookup };
+        let lookup = LookupProgress { blocks, ..*lookup };
         self.file.push_encoded(len, move || {
             let (mut contents, mut record) = (Vec::new(), Vec::new());
             encode(&Borrowed::Lookup(&lookup), &mut contents)?;

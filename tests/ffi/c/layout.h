@@ -395,7 +395,7 @@ AT(pllm_request, logits_hook, 112);
 AT(pllm_request, hook_data, 120);
 AT(pllm_request, deadline_ms, 128);
 AT(pllm_request, priority, 136);
-AT(pllm_request, reserved2, 140);
+AT(pllm_request, kv_store_wait_ms, 140);
 
 SIZE(pllm_output, 264);
 AT(pllm_output, struct_size, 0);

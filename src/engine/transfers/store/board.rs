@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::engine::clock::Clock;
 use crate::error::{Result, try_vec};
 use crate::observability::stats::StoreStats;
 use crate::output::wakeup::Wakeup;
-use crate::types::kv_store::{FinishedLookup, LoadedBlock};
+use crate::types::kv_store::{LoadedBlock, LookupProgress, LookupState};
 
 /// Number of unused buffers that are kept.
 const SPARE_BUFFERS: usize = 64;
@@ -19,6 +20,9 @@ pub struct Board {
     state: Mutex<State>,
     pub counts: Counts,
     wakeup: Arc<Wakeup>,
+    clock: Arc<dyn Clock>,
+    /// Time in which the store must answer the questions of a round and read its blocks.
+    timeout: Duration,
     /// Maximum number of bytes of all reads, and of all writes.
     max_bytes: u64,
     value_bytes: u64,
@@ -38,8 +42,9 @@ struct State {
 
 struct PendingLookup {
     id: u64,
-    /// Time of the engine's clock at which the lookup ends with the blocks that it has.
-    deadline: Duration,
+    /// Time of the engine's clock at which the lookup ends with the blocks that it has. `None`
+    /// between two rounds.
+    deadline: Option<Duration>,
     blocks: Vec<LoadedBlock>,
     is_done: bool,
 }
@@ -77,7 +82,7 @@ impl Counts {
 
 impl Board {
     /// Creates a board. `max_bytes` bounds the reads and writes together.
-    pub fn new(wakeup: Arc<Wakeup>, max_bytes: u64, value_bytes: usize) -> Board {
+    pub fn new(wakeup: Arc<Wakeup>, clock: Arc<dyn Clock>, timeout: Duration, max_bytes: u64, value_bytes: usize) -> Board {
         let value_bytes = value_bytes as u64;
         // One value always has space.
         let max_bytes = (max_bytes / 2).max(value_bytes);
@@ -85,6 +90,8 @@ impl Board {
             state: Mutex::default(),
             counts: Counts::default(),
             wakeup,
+            clock,
+            timeout,
             max_bytes,
             value_bytes,
             wants_room: AtomicBool::default(),
@@ -110,12 +117,47 @@ impl Board {
         (self.max_bytes / self.value_bytes) as usize
     }
 
-    /// Adds a lookup that ends at `deadline` at the latest.
-    pub fn begin(&self, id: u64, deadline: Duration) -> Result<()> {
+    /// Adds a lookup, whose first round begins now.
+    pub fn begin(&self, id: u64) -> Result<()> {
+        let deadline = Some(self.clock.now() + self.timeout);
         let mut state = self.state();
         state.lookups.try_reserve(1)?;
         state.lookups.push(PendingLookup { id, deadline, blocks: Vec::new(), is_done: false });
         Ok(())
+    }
+
+    /// Begins a round of a lookup. Returns false if no request waits for it.
+    pub fn begin_round(&self, id: u64) -> bool {
+        let deadline = self.clock.now() + self.timeout;
+        let mut state = self.state();
+        let lookup = state.lookups.iter_mut().find(|lookup| lookup.id == id);
+        lookup.map(|lookup| lookup.deadline.get_or_insert(deadline)).is_some()
+    }
+
+    /// Ends a round of a lookup that continues. Wakes the stepping thread if there are blocks.
+    pub fn end_round(&self, id: u64) {
+        let mut state = self.state();
+        let Some(lookup) = state.lookups.iter_mut().find(|lookup| lookup.id == id) else { return };
+        lookup.deadline = None;
+        if !lookup.blocks.is_empty() {
+            self.wakeup.wake();
+        }
+    }
+
+    /// Ends a lookup for which no request waits any more.
+    pub fn cancel(&self, id: u64) {
+        let mut state = self.state();
+        let Some(place) = state.lookups.iter().position(|lookup| lookup.id == id) else { return };
+        for block in state.lookups.remove(place).blocks {
+            self.release_read(&mut state, Arc::into_inner(block.value));
+        }
+    }
+
+    /// Returns the time at which the first lookup may end without an answer.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        // A round may begin while the stepping thread sleeps.
+        let of_next_round = self.clock.now() + self.timeout;
+        self.state().lookups.iter().map(|lookup| lookup.deadline.unwrap_or(of_next_round)).min()
     }
 
     /// Returns whether a request still waits for the lookup.
@@ -145,21 +187,24 @@ impl Board {
         self.wakeup.wake();
     }
 
-    /// Appends the lookups that have ended, or whose time has passed.
-    pub fn take_finished(&self, now: Duration, finished: &mut Vec<FinishedLookup>) {
+    /// Appends the blocks of the rounds that have ended or whose time has passed.
+    pub fn take_progress(&self, now: Duration, progress: &mut Vec<LookupProgress>) {
         let mut state = self.state();
-        let mut next = 0;
-        while next < state.lookups.len() {
-            let lookup = &state.lookups[next];
-            // Without memory, the lookup waits for the next step.
-            if !(lookup.is_done || lookup.deadline <= now) || finished.try_reserve(1).is_err() {
-                next += 1;
-                continue;
-            }
-            let PendingLookup { id, blocks, is_done, .. } = state.lookups.remove(next);
-            Counts::add(&self.counts.failures, !is_done as u64);
-            finished.push(FinishedLookup { id, timed_out: !is_done, blocks });
+        // Without memory, the lookups wait for the next step.
+        if progress.try_reserve(state.lookups.len()).is_err() {
+            return;
         }
+        state.lookups.retain_mut(|lookup| {
+            let state = match lookup.deadline {
+                _ if lookup.is_done => LookupState::Finished,
+                Some(deadline) if deadline <= now => LookupState::TimedOut,
+                None if !lookup.blocks.is_empty() => LookupState::Waiting,
+                _ => return true,
+            };
+            Counts::add(&self.counts.failures, (state == LookupState::TimedOut) as u64);
+            progress.push(LookupProgress { id: lookup.id, state, blocks: std::mem::take(&mut lookup.blocks) });
+            state == LookupState::Waiting
+        });
     }
 
     /// Takes a buffer for a read, if the limit allows it.

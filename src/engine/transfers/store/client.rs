@@ -9,6 +9,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded}
 use super::board::Board;
 use super::value::ValueFormat;
 use super::worker::{Job, Worker};
+use crate::engine::clock::Clock;
 use crate::error::{Error, Result};
 use crate::kv::Paging;
 use crate::output::wakeup::Wakeup;
@@ -38,8 +39,9 @@ impl StoreClient {
         format: ValueFormat,
         paging: Paging,
         wakeup: Arc<Wakeup>,
+        clock: Arc<dyn Clock>,
     ) -> Result<StoreClient> {
-        let board = Arc::new(Board::new(wakeup, options.max_bytes, format.value_bytes()));
+        let board = Arc::new(Board::new(wakeup, clock, options.timeout, options.max_bytes, format.value_bytes()));
         let (jobs, waiting) = unbounded();
         let (alive, ended) = bounded::<()>(1);
         let grace = options.timeout;

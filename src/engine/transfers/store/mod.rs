@@ -25,7 +25,7 @@ use crate::kv::BlockId;
 use crate::kv::connector::{Connector, DeviceBlocks, Progress, TransferId};
 use crate::scheduler::{PrefixLookup, PromptBlocks};
 use crate::types::RequestId;
-use crate::types::kv_store::{FinishedLookup, LoadedBlock};
+use crate::types::kv_store::{LoadedBlock, LookupProgress, LookupState};
 
 /// After a lookup without an answer, no request waits for the store for this many time limits.
 const SUSPENSION: u32 = 8;
@@ -53,15 +53,19 @@ struct Lookup {
     id: u64,
     prompt: Arc<PromptBlocks>,
     from: usize,
+    /// Time for which the requests wait for each next block that the store does not have yet.
+    wait: Duration,
     requests: Vec<RequestId>,
-    deadline: Duration,
 }
 
-/// The blocks of a lookup that are copied into the pool, the last place first. The first places are
+/// Blocks of a lookup that are copied into the pool, the last place first. The first places are
 /// then the most recently used ones, so that the prefix is evicted from its end.
 struct FoundBlocks {
-    lookup: Lookup,
+    prompt: Arc<PromptBlocks>,
+    is_new: bool,
     blocks: Vec<LoadedBlock>,
+    /// The requests whose lookup has ended.
+    requests: Vec<RequestId>,
 }
 
 impl Loads {
@@ -91,11 +95,15 @@ impl Loads {
         self.now >= self.suspended_until
     }
 
-    /// Makes a request wait for a lookup. If another request already waits for the same block, they
-    /// wait for one lookup.
-    pub fn begin(&mut self, request: RequestId, lookup: PrefixLookup) -> Result<()> {
-        let first = lookup.prompt.hashes[lookup.from];
-        let is_same = |other: &&mut Lookup| other.from <= lookup.from && other.prompt.hashes.get(lookup.from) == Some(&first);
+    /// Makes a request wait for a lookup, which waits up to `wait` for each next block that the
+    /// store does not have yet. If another request already waits for the same block, they wait for
+    /// one lookup.
+    pub fn begin(&mut self, request: RequestId, lookup: PrefixLookup, wait: Duration) -> Result<()> {
+        let PrefixLookup { prompt, from, .. } = &lookup;
+        // A lookup that waits must include all blocks of the prompt.
+        let last = if wait.is_zero() { *from } else { prompt.hashes.len() - 1 };
+        let is_same =
+            |other: &&mut Lookup| other.wait == wait && other.from <= *from && other.prompt.hashes.get(last) == Some(&prompt.hashes[last]);
         if let Some(same) = self.pending.iter_mut().find(is_same) {
             same.requests.try_reserve(1)?;
             same.requests.push(request);
@@ -104,59 +112,77 @@ impl Loads {
         self.pending.try_reserve(1)?;
         self.copying.try_reserve(self.pending.len() + 1)?;
         self.finished.try_reserve(self.copying.len() + self.pending.len() + 1)?;
-        let (id, deadline) = (self.last_id + 1, self.now + self.timeout);
+        let id = self.last_id + 1;
         let prompt = lookup.prompt.clone();
         let mut requests = Vec::new();
         requests.try_reserve(1)?;
         requests.push(request);
         let from = lookup.from;
         if let Some(client) = &self.client {
-            client.board.begin(id, deadline)?;
-            client.submit(Job::Lookup { id, lookup });
+            client.board.begin(id)?;
+            client.submit(Job::Lookup { id, lookup, wait });
         }
         self.last_id = id;
-        self.pending.push(Lookup { id, prompt, from, requests, deadline });
+        self.pending.push(Lookup { id, prompt, from, wait, requests });
         Ok(())
     }
 
-    /// Takes the blocks of a lookup that has ended.
-    pub fn receive(&mut self, finished: FinishedLookup) {
-        let FinishedLookup { id, timed_out, mut blocks } = finished;
-        if timed_out && blocks.is_empty() {
+    /// Takes the blocks that a lookup has read.
+    pub fn receive(&mut self, progress: LookupProgress) {
+        let LookupProgress { id, state, mut blocks } = progress;
+        if state == LookupState::TimedOut && blocks.is_empty() {
             self.suspended_until = self.now + self.timeout * SUSPENSION;
         }
-        let Some(place) = self.pending.iter().position(|lookup| lookup.id == id) else { return };
-        let lookup = self.pending.remove(place);
+        let place = self.pending.iter().position(|lookup| lookup.id == id);
+        let has_space = self.copying.try_reserve(self.pending.len() + 1).is_ok();
+        let Some(place) = place.filter(|_| has_space || state != LookupState::Waiting) else {
+            return blocks.into_iter().for_each(|block| self.recycle(block));
+        };
+        let prompt = self.pending[place].prompt.clone();
+        let requests = match state {
+            LookupState::Waiting => Vec::new(),
+            LookupState::Finished | LookupState::TimedOut => self.pending.remove(place).requests,
+        };
         blocks.sort_unstable_by_key(|block| block.entry);
-        self.copying.push_back(FoundBlocks { lookup, blocks });
+        self.copying.push_back(FoundBlocks { prompt, is_new: true, blocks, requests });
+    }
+
+    /// Removes a request that has ended. If no other one waits for its lookup, the lookup ends.
+    pub fn remove(&mut self, request: RequestId) {
+        self.copying.iter_mut().for_each(|found| found.requests.retain(|other| *other != request));
+        let Some(place) = self.pending.iter().position(|lookup| lookup.requests.contains(&request)) else { return };
+        self.pending[place].requests.retain(|other| *other != request);
+        if self.pending[place].requests.is_empty() {
+            let lookup = self.pending.remove(place);
+            self.client.iter().for_each(|client| client.board.cancel(lookup.id));
+        }
     }
 
     /// Returns whether a request waits for blocks.
     pub fn has(&self, request: RequestId) -> bool {
-        let waits = |lookup: &Lookup| lookup.requests.contains(&request);
-        self.pending.iter().any(waits) || self.copying.iter().any(|found| waits(&found.lookup))
+        let mut waiting = self.pending.iter().map(|lookup| &lookup.requests).chain(self.copying.iter().map(|found| &found.requests));
+        waiting.any(|requests| requests.contains(&request))
     }
 
     pub fn pending(&self) -> usize {
         self.pending.len() + self.copying.len()
     }
 
-    /// Returns the time at which the first lookup ends without an answer.
+    /// Returns the time at which the first lookup may end without an answer.
     pub fn next_deadline(&self) -> Option<Duration> {
-        self.pending.iter().map(|lookup| lookup.deadline).min()
+        self.client.as_ref()?.board.next_deadline()
     }
 
-    /// Returns the prompt of the next block, the number of places that were cached before
-    /// (only once for each lookup), and the entry of the block. `None` ends the copies of this
-    /// step.
-    pub fn next_to_copy(&mut self) -> Option<(Arc<PromptBlocks>, usize, usize)> {
+    /// Returns the prompt of the next block, the entry of the first block that arrived with it (only
+    /// once), and the entry of the block. `None` ends the copies of this step.
+    pub fn next_to_copy(&mut self) -> Option<(Arc<PromptBlocks>, Option<usize>, usize)> {
         if self.bytes_left == 0 {
             return None;
         }
-        while let Some(FoundBlocks { lookup, blocks }) = self.copying.front_mut() {
-            if let Some(block) = blocks.last() {
-                let from = std::mem::take(&mut lookup.from);
-                return Some((lookup.prompt.clone(), from, block.entry as usize));
+        while let Some(FoundBlocks { prompt, is_new, blocks, .. }) = self.copying.front_mut() {
+            if let (Some(first), Some(last)) = (blocks.first(), blocks.last()) {
+                let first = std::mem::take(is_new).then_some(first.entry as usize);
+                return Some((prompt.clone(), first, last.entry as usize));
             }
             self.finish_first();
         }
@@ -184,8 +210,8 @@ impl Loads {
     }
 
     fn finish_first(&mut self) {
-        if let Some(FoundBlocks { lookup, .. }) = self.copying.pop_front() {
-            self.finished.push_back(lookup.requests);
+        if let Some(FoundBlocks { requests, .. }) = self.copying.pop_front() {
+            self.finished.push_back(requests);
         }
     }
 
@@ -225,7 +251,9 @@ impl Connector for Loads {
     }
 
     fn cancel_all(&mut self) {
-        self.pending.clear();
+        for lookup in self.pending.drain(..) {
+            self.client.iter().for_each(|client| client.board.cancel(lookup.id));
+        }
         self.copying.clear();
         self.finished.clear();
     }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, TryRecvError};
+use crossbeam::channel::{Receiver, RecvTimeoutError, TryRecvError};
 
 use super::board::{Board, Counts};
 use super::value::ValueFormat;
@@ -15,10 +15,14 @@ use crate::types::kv_store::{BlockKey, Completion, KvStore, LoadedBlock, Operati
 /// Time of one poll. New jobs wait at most this long.
 const POLL_TIME: Duration = Duration::from_millis(1);
 
+/// Pause between two questions for blocks that another engine computes.
+const ASK_AGAIN_TIME: Duration = Duration::from_millis(10);
+
 /// Work of the thread.
 pub enum Job {
-    /// Reads the blocks that the prefix cache does not have.
-    Lookup { id: u64, lookup: PrefixLookup },
+    /// Reads the blocks that the prefix cache does not have. Waits up to `wait` for each next block
+    /// that the store does not have yet.
+    Lookup { id: u64, lookup: PrefixLookup, wait: Duration },
     /// Writes a block. The value has space for the header.
     Save { hash: BlockHash, value: Vec<u8> },
 }
@@ -28,7 +32,6 @@ enum Purpose {
     /// `entries` are those of the keys.
     Exists {
         id: u64,
-        lookup: PrefixLookup,
         entries: Vec<usize>,
     },
     Get {
@@ -46,6 +49,20 @@ struct PendingGet {
     key: BlockKey,
 }
 
+/// A lookup that has not ended. It has one round, which asks for all blocks and reads those of the
+/// longest prefix, or several if it waits for blocks.
+struct ActiveLookup {
+    /// Its `cached` includes the blocks whose reads have started.
+    lookup: PrefixLookup,
+    /// Number of places that are cached or read.
+    end: usize,
+    /// Number of reads that have not ended.
+    reads: usize,
+    /// Zero if it does not wait for blocks, or if a read has failed.
+    wait: Duration,
+    waits_until: Instant,
+}
+
 pub struct Worker {
     store: Box<dyn KvStore>,
     board: Arc<Board>,
@@ -54,10 +71,11 @@ pub struct Worker {
     max_operations: usize,
     in_flight: HashMap<u64, Purpose>,
     last_token: u64,
-    lookups: VecDeque<(u64, PrefixLookup)>,
+    lookups: HashMap<u64, ActiveLookup>,
+    /// The lookups that ask next, and those that ask at a time.
+    asking: VecDeque<u64>,
+    waiting: VecDeque<(Instant, u64)>,
     gets: VecDeque<PendingGet>,
-    /// Number of reads of each lookup that have not ended.
-    remaining: HashMap<u64, usize>,
     puts: VecDeque<(BlockHash, Vec<u8>)>,
     ended: Vec<Completion>,
 }
@@ -72,9 +90,10 @@ impl Worker {
             max_operations,
             in_flight: HashMap::new(),
             last_token: 0,
-            lookups: VecDeque::new(),
+            lookups: HashMap::new(),
+            asking: VecDeque::new(),
+            waiting: VecDeque::new(),
             gets: VecDeque::new(),
-            remaining: HashMap::new(),
             puts: VecDeque::new(),
             ended: Vec::new(),
         }
@@ -86,9 +105,14 @@ impl Worker {
         let mut end = None;
         loop {
             if end.is_none() && self.is_idle() {
-                match jobs.recv() {
+                let job = match self.waiting.front() {
+                    Some((at, _)) => jobs.recv_deadline(*at),
+                    None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                };
+                match job {
                     Ok(job) => self.accept(job),
-                    Err(_) => end = Some(Instant::now() + grace),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => end = Some(Instant::now() + grace),
                 }
             }
             loop {
@@ -104,6 +128,7 @@ impl Worker {
             if end.is_some_and(|end| self.is_idle() || Instant::now() >= end) {
                 break;
             }
+            self.end_pauses();
             self.start_all();
             self.poll();
         }
@@ -113,13 +138,18 @@ impl Worker {
         }
     }
 
+    /// Returns whether there is nothing to do now.
     fn is_idle(&self) -> bool {
-        self.in_flight.is_empty() && self.lookups.is_empty() && self.gets.is_empty() && self.puts.is_empty()
+        self.in_flight.is_empty() && self.asking.is_empty() && self.gets.is_empty() && self.puts.is_empty()
     }
 
     fn accept(&mut self, job: Job) {
         match job {
-            Job::Lookup { id, lookup } => self.lookups.push_back((id, lookup)),
+            Job::Lookup { id, lookup, wait } => {
+                let (end, waits_until) = (lookup.from, Instant::now() + wait);
+                self.lookups.insert(id, ActiveLookup { lookup, end, reads: 0, wait, waits_until });
+                self.asking.push_back(id);
+            }
             Job::Save { hash, value } => self.puts.push_back((hash, value)),
         }
     }
@@ -132,15 +162,15 @@ impl Worker {
     /// writes.
     fn start_all(&mut self) {
         while self.has_slot()
-            && let Some((id, lookup)) = self.lookups.pop_front()
+            && let Some(id) = self.asking.pop_front()
         {
-            self.start_exists(id, lookup);
+            self.start_exists(id);
         }
         while self.has_slot()
             && let Some(get) = self.gets.pop_front()
         {
             if !self.board.is_pending(get.id) {
-                self.end_get(get.id);
+                self.end_get(get.id, false);
                 continue;
             }
             let Some(value) = self.board.take_for_read() else {
@@ -150,7 +180,7 @@ impl Worker {
             let PendingGet { id, entry, key } = get;
             if let Err(Operation::Get { value, .. }) = self.start(Purpose::Get { id, entry }, Operation::Get { key, value }) {
                 self.board.end_read(Some(value));
-                self.end_get(id);
+                self.end_get(id, false);
             }
         }
         while self.has_slot()
@@ -175,7 +205,12 @@ impl Worker {
         refused
     }
 
-    fn start_exists(&mut self, id: u64, lookup: PrefixLookup) {
+    /// Begins a round of a lookup.
+    fn start_exists(&mut self, id: u64) {
+        let Some(ActiveLookup { lookup, .. }) = self.lookups.get(&id) else { return };
+        if !self.board.begin_round(id) {
+            return drop(self.lookups.remove(&id));
+        }
         let groups = self.paging.groups();
         let missing = |(place, _): &(usize, &bool)| !lookup.cached[*place];
         let entries: Vec<usize> = lookup.cached.iter().enumerate().filter(missing).map(|(place, _)| lookup.from * groups + place).collect();
@@ -183,8 +218,8 @@ impl Worker {
         let keys: Vec<BlockKey> = entries.iter().map(key).collect();
         Counts::add(&self.board.counts.queries, keys.len() as u64);
         let found = vec![0; keys.len()];
-        if self.start(Purpose::Exists { id, lookup, entries }, Operation::Exists { keys, found }).is_err() {
-            self.board.finish(id);
+        if self.start(Purpose::Exists { id, entries }, Operation::Exists { keys, found }).is_err() {
+            self.finish(id);
         }
     }
 
@@ -207,16 +242,13 @@ impl Worker {
         let Some(purpose) = self.in_flight.remove(&token) else { return };
         Counts::add(&self.board.counts.failures, (result == OperationResult::Failed) as u64);
         match (purpose, operation) {
-            (Purpose::Exists { id, lookup, entries }, Operation::Exists { keys, found }) => {
-                let is_known = matches!(result, OperationResult::Done(_));
-                match is_known {
-                    true => self.queue_gets(id, &lookup, &entries, &keys, &found),
-                    false => self.board.finish(id),
-                }
-            }
+            (Purpose::Exists { id, entries }, Operation::Exists { keys, found }) => match result {
+                OperationResult::Done(_) => self.queue_gets(id, &entries, &keys, &found),
+                _ => self.finish(id),
+            },
             (Purpose::Get { id, entry }, Operation::Get { key, value }) => {
-                self.end_read(id, entry, key, value, result);
-                self.end_get(id);
+                let is_valid = self.end_read(id, entry, key, value, result);
+                self.end_get(id, is_valid);
             }
             (Purpose::Put, Operation::Put { value, .. }) => {
                 if let OperationResult::Done(_) = result {
@@ -230,41 +262,81 @@ impl Worker {
     }
 
     /// Queues the reads of the blocks that the request can use.
-    fn queue_gets(&mut self, id: u64, lookup: &PrefixLookup, entries: &[usize], keys: &[BlockKey], found: &[u8]) {
-        let (groups, places) = (self.paging.groups(), lookup.prompt.hashes.len());
-        let mut has = lookup.cached.clone();
-        let first = lookup.from * groups;
-        entries.iter().zip(found).for_each(|(entry, found)| has[entry - first] |= *found == 1);
-        let max_places = lookup.from + (self.board.max_blocks() / groups).max(1);
-        let end = self.paging.usable_prefix(lookup.from, places.min(max_places), |place, group| has[place * groups + group - first]);
+    fn queue_gets(&mut self, id: u64, entries: &[usize], keys: &[BlockKey], found: &[u8]) {
+        let Some(active) = self.lookups.get_mut(&id) else { return };
+        let PrefixLookup { prompt, from, cached } = &mut active.lookup;
+        let (groups, from, places) = (self.paging.groups(), *from, prompt.hashes.len());
+        let index = |entry: usize| entry - from * groups;
+        let mut has = cached.clone();
+        entries.iter().zip(found).for_each(|(&entry, found)| has[index(entry)] |= *found == 1);
+        let max_places = active.end + (self.board.max_blocks() / groups).max(1);
+        let end = self.paging.usable_prefix(from, places.min(max_places), |place, group| has[index(place * groups + group)]);
         let is_needed = |entry: usize| entry / groups < end && entry / groups >= self.paging.first_visible(entry % groups, end);
-        let before = self.gets.len();
-        let needed = entries.iter().zip(keys).filter(|(entry, _)| is_needed(**entry));
-        self.gets.extend(needed.map(|(&entry, &key)| PendingGet { id, entry, key }));
-        match self.gets.len() - before {
-            0 => self.board.finish(id),
-            count => drop(self.remaining.insert(id, count)),
+        for (&entry, &key) in entries.iter().zip(keys).filter(|(entry, _)| is_needed(**entry)) {
+            cached[index(entry)] = true;
+            active.reads += 1;
+            self.gets.push_back(PendingGet { id, entry, key });
+        }
+        if end > active.end {
+            active.end = end;
+            active.waits_until = Instant::now() + active.wait;
+        }
+        if active.reads == 0 {
+            self.end_round(id);
         }
     }
 
-    fn end_read(&mut self, id: u64, entry: usize, key: BlockKey, value: Vec<u8>, result: OperationResult) {
-        let OperationResult::Done(bytes) = result else { return self.board.end_read(Some(value)) };
-        if bytes == value.len() as u64 && self.format.is_valid(&key, &value) {
-            return self.board.add(id, LoadedBlock { entry: entry as u32, value: Arc::new(value) });
+    /// Passes a block that was read to the stepping thread. Returns false if it is not valid.
+    fn end_read(&mut self, id: u64, entry: usize, key: BlockKey, value: Vec<u8>, result: OperationResult) -> bool {
+        let is_there = matches!(result, OperationResult::Done(_));
+        if result == OperationResult::Done(value.len() as u64) && self.format.is_valid(&key, &value) {
+            self.board.add(id, LoadedBlock { entry: entry as u32, value: Arc::new(value) });
+            return true;
         }
-        Counts::add(&self.board.counts.failures, 1);
         self.board.end_read(Some(value));
-        // Otherwise every later lookup would read the damaged block again.
-        let _ = self.start(Purpose::Remove, Operation::Remove { key });
+        if is_there {
+            Counts::add(&self.board.counts.failures, 1);
+            // Otherwise every later lookup would read the damaged block again.
+            let _ = self.start(Purpose::Remove, Operation::Remove { key });
+        }
+        false
     }
 
-    /// Counts a read that has ended. The last one ends its lookup.
-    fn end_get(&mut self, id: u64) {
-        let Some(remaining) = self.remaining.get_mut(&id) else { return };
-        *remaining -= 1;
-        if *remaining == 0 {
-            self.remaining.remove(&id);
-            self.board.finish(id);
+    /// Counts a read that has ended. The last one ends its round.
+    fn end_get(&mut self, id: u64, is_valid: bool) {
+        let Some(active) = self.lookups.get_mut(&id) else { return };
+        active.reads -= 1;
+        if !is_valid {
+            // Nothing after this block is of use.
+            active.wait = Duration::ZERO;
         }
+        if active.reads == 0 {
+            self.end_round(id);
+        }
+    }
+
+    /// Ends the lookup, or makes it ask again for the blocks that the store does not have yet.
+    fn end_round(&mut self, id: u64) {
+        let Some(active) = self.lookups.get(&id) else { return };
+        let now = Instant::now();
+        if active.wait.is_zero() || active.waits_until <= now || active.end == active.lookup.prompt.hashes.len() {
+            return self.finish(id);
+        }
+        self.board.end_round(id);
+        self.waiting.push_back((now + ASK_AGAIN_TIME, id));
+    }
+
+    fn end_pauses(&mut self) {
+        while let Some(&(at, id)) = self.waiting.front()
+            && at <= Instant::now()
+        {
+            self.waiting.pop_front();
+            self.asking.push_back(id);
+        }
+    }
+
+    fn finish(&mut self, id: u64) {
+        self.lookups.remove(&id);
+        self.board.finish(id);
     }
 }

@@ -206,7 +206,7 @@ typedef struct {
     unsigned queue;                                 // a number that is used only once in a program
     uint32_t kind, top, prompt_top;
     bool limited;  // by max_tokens
-    bool logprobs, prompt_logprobs, echo, grammar, keep, has_deadline;
+    bool logprobs, prompt_logprobs, echo, progress, grammar, keep, has_deadline;
     const uint32_t *reference;   // the tokens that it must begin with; NULL: not known
     bool changed_while_running;  // by a fork, a rewind or an append: its length is not known
     bool uncertain;              // it is not known whether this run starts

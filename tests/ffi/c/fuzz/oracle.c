@@ -128,7 +128,8 @@ static expected_run *run_of(request_record *r, sequence_record *a, unsigned queu
     bool is_initial = user_data_is_known && initial->queue == queue && !initial->ends;
     // Results of a best-of request precede the outputs of later runs.
     if (r->branching == BEST && is_initial) {
-        EXPECT(r->results_started++ < r->results, "request %llu has more results than n",
+        if (!o->computed_tokens) r->results_started++;
+        EXPECT(r->results_started <= r->results, "request %llu has more results than n",
                LLU(r->id));
         return initial;
     }
@@ -271,10 +272,23 @@ static bool tokens_match_counts(const expected_run *t, uint64_t tokens, const pl
     return tokens == o->generated_tokens + prompt || (tokens == 0 && o->generated_tokens == 0);
 }
 
+// These outputs come in addition to those of any output kind.
+static void check_progress(const request_record *r, const expected_run *t, const pllm_output *o) {
+    EXPECT(t->progress, "progress of sequence %llu was not requested", LLU(o->sequence));
+    EXPECT(o->computed_tokens < r->max_model_len, "%llu tokens are computed, max_model_len is %llu",
+           LLU(o->computed_tokens), LLU(r->max_model_len));
+    EXPECT(!o->tokens_len && !o->text_len && !o->generated_tokens && !o->finish_reason,
+           "an output with the progress of sequence %llu has results", LLU(o->sequence));
+}
+
 static void check_counts(const request_record *r, expected_run *t, const pllm_output *o) {
     bool all_at_once = t->kind != PLLM_OUTPUT_DELTA, last = o->finish_reason != PLLM_FINISH_NONE;
     EXPECT(racing || t->ends == 0, "an output of sequence %llu arrived after the last output",
            LLU(o->sequence));
+    if (o->computed_tokens) {
+        check_progress(r, t, o);
+        return;
+    }
     EXPECT(t->kind != PLLM_OUTPUT_FINAL || t->outputs == 0, "more than one output: sequence %llu",
            LLU(o->sequence));
     EXPECT(t->kind != PLLM_OUTPUT_FINAL || last,

@@ -181,6 +181,7 @@ void record_sampling(expected_run *t, const pllm_sampling *s) {
     t->logprobs = s->flags & PLLM_SAMPLING_LOGPROBS;
     t->prompt_logprobs = s->flags & PLLM_SAMPLING_PROMPT_LOGPROBS;
     t->echo = s->flags & PLLM_SAMPLING_ECHO;
+    t->progress = s->flags & PLLM_SAMPLING_PREFILL_PROGRESS;
     t->grammar = s->grammar_kind != PLLM_GRAMMAR_NONE;
     if (t->grammar) program.uses_grammars = true;
     t->top = s->top_logprobs, t->prompt_top = s->prompt_top_logprobs, t->kind = s->output_kind;
