@@ -1209,12 +1209,16 @@ typedef struct {
   // Priority, -100 to 100; higher runs first. Used if the order is PLLM_ORDER_PRIORITY. Default
   // 0. Forks inherit it.
   int32_t priority;
+  // Must be 0.
+  uint32_t reserved2;
   // Time in milliseconds for which the request waits for each next block of its prompt that the
   // KV store does not have yet, because another engine computes the prompt. The engine reads each
   // block when the store has it, and computes the prompt from the first block on that has not
   // appeared in this time. 0 (default): the request waits only for blocks that the store has.
   // PLLM_E_INVALID_ARGUMENT if it is not 0 and the engine has no kv_store.
   uint32_t kv_store_wait_ms;
+  // Must be 0.
+  uint32_t reserved3;
 } pllm_request;
 
 // Predicted admission of a request. Set struct_size before the call.

@@ -295,7 +295,7 @@ const Beam = struct('pllm_beam', 32, {
   earlyStopping: u32,
   reserved: u32,
 });
-const Request = struct('pllm_request', 144, {
+const Request = struct('pllm_request', 152, {
   structSize: u64,
   prompt: pointer,
   promptLen: u64,
@@ -317,7 +317,9 @@ const Request = struct('pllm_request', 144, {
   hookData: pointer,
   deadlineMs: i64,
   priority: i32,
+  reserved2: u32,
   kvStoreWaitMs: u32,
+  reserved3: u32,
 });
 const Logprob = struct('pllm_logprob', 8, {
   token: u32,

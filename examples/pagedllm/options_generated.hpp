@@ -338,13 +338,6 @@ inline std::vector<Option> request_options(pagedllm::Request &to) {
         duration("--deadline-ms", "MS", to.deadline,
             "Time in milliseconds after which a request ends with the tokens it has. 0 "
             "(default): none."),
-        duration("--kv-store-wait-ms", "MS", to.kv_store_wait,
-            "Time in milliseconds for which the request waits for each next block of its "
-            "prompt that the KV store does not have yet, because another engine computes the "
-            "prompt. The engine reads each block when the store has it, and computes the "
-            "prompt from the first block on that has not appeared in this time. 0 (default): "
-            "the request waits only for blocks that the store has. invalid-argument if it is "
-            "not 0 and the engine has no --kv-store."),
     };
 }
 

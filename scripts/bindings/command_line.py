@@ -27,6 +27,7 @@ OMITTED = {
     **{f"pllm_engine_options.{name}": "needs code" for name in KV_STORE_OPTIONS},
     "pllm_engine_options.communicator": "the tool is one process",
     "pllm_engine_options.kv_events_capacity": "no command reads events",
+    "pllm_request.kv_store_wait_ms": "no command has a store",
     "pllm_sampling.output_kind": "the tool selects it",
     "PLLM_SAMPLING_PREFILL_PROGRESS": "the tool prints no progress",
     "pllm_sampling.grammar_kind": "--json-schema and others, in grammar.cpp",

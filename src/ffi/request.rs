@@ -174,12 +174,16 @@ pub struct pllm_request {
     /// Priority, -100 to 100; higher runs first. Used if the order is PLLM_ORDER_PRIORITY. Default
     /// 0. Forks inherit it.
     pub priority: i32,
+    /// Must be 0.
+    pub reserved2: u32,
     /// Time in milliseconds for which the request waits for each next block of its prompt that the
     /// KV store does not have yet, because another engine computes the prompt. The engine reads each
     /// block when the store has it, and computes the prompt from the first block on that has not
     /// appeared in this time. 0 (default): the request waits only for blocks that the store has.
     /// PLLM_E_INVALID_ARGUMENT if it is not 0 and the engine has no kv_store.
     pub kv_store_wait_ms: u32,
+    /// Must be 0.
+    pub reserved3: u32,
 }
 
 // SAFETY: repr(C), the u32 fields fill whole words, integers, pointers and a nullable function
@@ -210,7 +214,9 @@ unsafe impl Versioned for pllm_request {
             hook_data: null_mut(),
             deadline_ms: 0,
             priority: 0,
+            reserved2: 0,
             kv_store_wait_ms: 0,
+            reserved3: 0,
         }
     }
 }
@@ -224,6 +230,8 @@ impl pllm_request {
         known_flags("text flags", c.text_flags, PLLM_TEXT_ADD_SPECIAL | PLLM_TEXT_SKIP_SPECIAL)?;
         known_flags("request flags", c.flags, PLLM_REQUEST_KEEP)?;
         known_flags("reserved", c.reserved, 0)?;
+        known_flags("reserved2", c.reserved2, 0)?;
+        known_flags("reserved3", c.reserved3, 0)?;
         // SAFETY: the caller's contract, for all that it points to.
         let request = unsafe {
             Request {

@@ -1174,8 +1174,8 @@ public final class PagedLlm {
         }
 
         private MemorySegment toC(Arena arena) {
-            MemorySegment c = arena.allocate(144, 8);
-            Native.request_init(c, 144);
+            MemorySegment c = arena.allocate(152, 8);
+            Native.request_init(c, 152);
             putText(c, 8, 16, prompt, arena);
             putInts(c, 24, 32, promptTokenIds, arena);
             if (sampling != null) c.set(ADDRESS, 40, sampling.toC(arena));
@@ -1190,7 +1190,7 @@ public final class PagedLlm {
             putBytes(c, 96, 104, cacheSalt, arena);
             c.set(JAVA_LONG, 128, deadlineMs);
             c.set(JAVA_INT, 136, priority);
-            c.set(JAVA_INT, 140, kvStoreWaitMs);
+            c.set(JAVA_INT, 144, kvStoreWaitMs);
             return c;
         }
     }

@@ -978,7 +978,8 @@ class _Request(ctypes.Structure):
         ("truncate_prompt_tokens", c_uint32), ("flags", c_uint32), ("reserved", c_uint32),
         ("beam", ctypes.POINTER(_Beam)), ("cache_salt", c_char_p), ("cache_salt_len", c_uint64),
         ("logits_hook", _LogitsHook), ("hook_data", c_void_p), ("deadline_ms", c_int64),
-        ("priority", c_int32), ("kv_store_wait_ms", c_uint32),
+        ("priority", c_int32), ("reserved2", c_uint32), ("kv_store_wait_ms", c_uint32),
+        ("reserved3", c_uint32),
     ]
 
 

@@ -373,7 +373,7 @@ AT(pllm_beam, length_penalty, 20);
 AT(pllm_beam, early_stopping, 24);
 AT(pllm_beam, reserved, 28);
 
-SIZE(pllm_request, 144);
+SIZE(pllm_request, 152);
 AT(pllm_request, struct_size, 0);
 AT(pllm_request, prompt, 8);
 AT(pllm_request, prompt_len, 16);
@@ -395,7 +395,9 @@ AT(pllm_request, logits_hook, 112);
 AT(pllm_request, hook_data, 120);
 AT(pllm_request, deadline_ms, 128);
 AT(pllm_request, priority, 136);
-AT(pllm_request, kv_store_wait_ms, 140);
+AT(pllm_request, reserved2, 140);
+AT(pllm_request, kv_store_wait_ms, 144);
+AT(pllm_request, reserved3, 148);
 
 SIZE(pllm_output, 264);
 AT(pllm_output, struct_size, 0);

@@ -73,7 +73,11 @@ static void priorities_out_of_range_are_refused(const pllm_engine *engine) {
                           : INVALID(add_and_abort(engine, &request));
     }
     request.priority = 0;
-    request.kv_store_wait_ms = 1; // the engine has no kv_store
+    request.reserved2 = 1;
+    UNSUPPORTED(add_and_abort(engine, &request));
+    request.reserved2 = 0, request.reserved3 = 1;
+    UNSUPPORTED(add_and_abort(engine, &request));
+    request.reserved3 = 0, request.kv_store_wait_ms = 1; // the engine has no kv_store
     INVALID(add_and_abort(engine, &request));
     step_to_the_end(engine);
     discard_outputs(engine);

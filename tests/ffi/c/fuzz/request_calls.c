@@ -218,7 +218,9 @@ void add_request(worker *w) {
     q.deadline_ms = any_deadline(w);
     q.priority = one_in(w, 64) ? (int32_t)interesting_u32(w) : (int32_t)below(w, 201) - 100;
     q.flags = below(w, 2) ? PLLM_REQUEST_KEEP : one_in(w, 32) ? interesting_u32(w) : 0;
-    if (one_in(w, 64)) q.reserved = interesting_u32(w);
+    if (one_in(w, 64))
+        *(below(w, 2) ? &q.reserved : below(w, 2) ? &q.reserved2 : &q.reserved3) =
+            interesting_u32(w);
     if (one_in(w, 16)) q.kv_store_wait_ms = below(w, 20);
     if (below(w, 2)) q.text_flags = one_in(w, 8) ? interesting_u32(w) : byte(w) % 4;
     copy_fields(at, &request_type, &q, declared);
