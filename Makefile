@@ -263,6 +263,7 @@ test-packages: lib connectors
 	scripts/install.sh $(BUILD)/packages/tree
 	tests/packages/go.sh $(BUILD)/packages/tree $(MODEL) examples/hello.expected
 	tests/packages/java.sh $(BUILD)/packages/tree $(MODEL) examples/hello.expected
+	tests/packages/rust.sh $(MODEL) examples/hello.expected
 	tests/packages/conan.sh $(MODEL) examples/hello.expected
 	tests/packages/vcpkg.sh $(MODEL) examples/hello.expected
 
