@@ -13,7 +13,9 @@ mod x86;
 #[cfg(test)]
 pub use portable::Portable;
 pub(super) use vectors::folded;
-pub use vectors::{exp, exp_for_bf16, greatest, greatest_magnitude, load_some, load_some_words, prefetch, round_in_place, store_some, sum};
+pub use vectors::{
+    exp, exp_for_bf16, greatest, greatest_magnitude, load_some, load_some_words, opaque, prefetch, round_in_place, store_some, sum,
+};
 
 use crate::backend::e4m3::E4m3;
 

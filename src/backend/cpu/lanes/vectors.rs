@@ -2,6 +2,19 @@
 
 use super::{Element, Lanes, ROUNDER};
 
+/// Returns `p`. The compiler does not know that it is the same pointer, so it loads again what is
+/// loaded through both.
+#[allow(clippy::pointers_in_nomem_asm_block)] // nothing is read or written
+#[inline(always)]
+pub fn opaque<T>(mut p: *const T) -> *const T {
+    // SAFETY: there is no instruction, and the pointer stays the same.
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) p, options(pure, nomem, nostack, preserves_flags));
+    }
+    p
+}
+
 /// Prefetches the cache line at `p`. The address may be invalid: a prefetch does not fault.
 #[inline(always)]
 pub fn prefetch<T>(p: *const T) {

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::super::lanes::{Kernel, Lanes, prefetch};
+use super::super::lanes::{Kernel, Lanes, opaque, prefetch};
 use super::{AHEAD, Args, FLOAT_ROWS, Kept, LINE, PANEL, Stretch, Tiled, each_tile};
 
 /// A floating-point storage format of weights.
@@ -93,16 +93,10 @@ impl<S: Stored> Tiled for Floats<'_, S> {
                     prefetch(weights.wrapping_add(AHEAD + line));
                 }
                 for k in 0..S::DEPTH {
-                    let mut column = [L::splat(0.0); C];
-                    for (c, column) in column.iter_mut().enumerate() {
-                        *column = S::column::<L>(weights, k, c);
-                    }
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        let x = L::splat(*x.add(k * R + r));
-                        for c in 0..C {
-                            sums[c] = L::fma(x, column[c], sums[c]);
-                        }
-                    }
+                    // Otherwise the compiler would keep the pairs of a step for its second column,
+                    // and have no registers for the sums.
+                    weights = opaque(weights);
+                    add_products::<S, L, R, C>(weights, k, x.add(k * R), sums);
                 }
                 weights = weights.add(S::STEP_BYTES);
                 x = x.add(S::DEPTH * R);
@@ -111,6 +105,40 @@ impl<S: Stored> Tiled for Floats<'_, S> {
                 return kept.store::<L, R, C>(sums);
             }
             self.args.store::<L, R, C>(panel, first_row, sums, kept);
+        }
+    }
+}
+
+/// Adds the products of column `k` of a step and `R` numbers at `x`. The registers hold the sums, the
+/// numbers or the vectors of weights, whichever are fewer, and one of the others.
+///
+/// # Safety
+/// As for `Stored::column`.
+#[inline(always)]
+unsafe fn add_products<S: Stored, L: Lanes, const R: usize, const C: usize>(
+    weights: *const u8,
+    k: usize,
+    x: *const f32,
+    sums: &mut [[L::V; C]; R],
+) {
+    // SAFETY: the caller upholds this function's contract.
+    unsafe {
+        if const { R < C } {
+            let splats: [L::V; R] = std::array::from_fn(|r| L::splat(*x.add(r)));
+            for c in 0..C {
+                let column = S::column::<L>(weights, k, c);
+                for (sums, splat) in sums.iter_mut().zip(splats) {
+                    sums[c] = L::fma(splat, column, sums[c]);
+                }
+            }
+        } else {
+            let columns: [L::V; C] = std::array::from_fn(|c| S::column::<L>(weights, k, c));
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let splat = L::splat(*x.add(r));
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = L::fma(splat, column, *sum);
+                }
+            }
         }
     }
 }
