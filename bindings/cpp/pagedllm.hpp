@@ -806,8 +806,9 @@ struct Options {
     uint64_t kv_store_max_bytes = detail::engine_options_defaults().kv_store_max_bytes;
     // Maximum number of operations in flight, at most 65536. 0 (default): 64.
     uint32_t kv_store_max_operations = detail::engine_options_defaults().kv_store_max_operations;
-    // Time after which a request no longer waits for the store, at most 1 hour. If no block has
-    // arrived by then, requests do not wait for 8 times this time. 0 (default): 1 second.
+    // Time in which the store must answer a lookup and read its blocks, at most 1 hour. Then the
+    // request continues without the others. If no block has arrived by then, requests do not wait
+    // for 8 times this time. 0 (default): 1 second.
     std::chrono::milliseconds kv_store_timeout{detail::engine_options_defaults().kv_store_timeout_ms};
     // Secret for the keys and checksums of the blocks (HMAC-SHA-256), at least 16 bytes, for a
     // store that is not trusted. Only engines with the same secret share blocks. It is copied.
@@ -1130,8 +1131,9 @@ struct Request {
     // Time for which the request waits for each next block of its prompt that the KV store does not
     // have yet, because another engine computes the prompt. The engine reads each block when the
     // store has it, and computes the prompt from the first block on that has not appeared in this
-    // time. 0 (default): the request waits only for blocks that the store has.
-    // Code::invalid_argument if it is not 0 and the engine has no kv_store.
+    // time. If no other request can run meanwhile, a step waits for these blocks, too. 0 (default):
+    // the request waits only for blocks that the store has. Code::invalid_argument if it is not 0
+    // and the engine has no kv_store.
     std::chrono::milliseconds kv_store_wait{detail::request_defaults().kv_store_wait_ms};
 };
 

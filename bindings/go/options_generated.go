@@ -147,9 +147,9 @@ type Options struct {
 	KVStoreMaxBytes int64
 	// KVStoreMaxOperations is the maximum number of operations in flight, at most 65536. 0: 64.
 	KVStoreMaxOperations int
-	// KVStoreTimeout is the time, in whole milliseconds, after which a request no longer waits for
-	// the store, at most 3600000. If no block has arrived by then, requests do not wait for 8 times
-	// this time. 0: 1 s.
+	// KVStoreTimeout is the time, in whole milliseconds, in which the store must answer a lookup
+	// and read its blocks, at most 3600000. Then the request continues without the others. If no
+	// block has arrived by then, requests do not wait for 8 times this time. 0: 1 s.
 	KVStoreTimeout time.Duration
 	// KVStoreSecret is the secret for the keys and checksums of the blocks (HMAC-SHA-256), at least
 	// 16 bytes, for a store that is not trusted. Only engines with the same secret share blocks.
@@ -284,8 +284,9 @@ type Request struct {
 	// KVStoreWait is the time, in whole milliseconds, for which the request waits for each next
 	// block of its prompt that the KV store does not have yet, because another engine computes the
 	// prompt. The engine reads each block when the store has it, and computes the prompt from the
-	// first block on that has not appeared in this time. 0: the request waits only for blocks that
-	// the store has. ErrInvalidArgument if it is not 0 and the engine has no Options.KVStore.
+	// first block on that has not appeared in this time. If no other request can run meanwhile, a
+	// step waits for these blocks, too. 0: the request waits only for blocks that the store has.
+	// ErrInvalidArgument if it is not 0 and the engine has no Options.KVStore.
 	KVStoreWait time.Duration
 }
 

@@ -210,10 +210,7 @@ impl Engine {
         request.sampling.model_defaults &= request.beam.is_none();
         self.prepare_sampling(&mut request.sampling)?;
         check_priority(request.priority)?;
-        if !request.store_wait.is_zero() && !self.external.has_store {
-            let wait = request.store_wait.as_millis();
-            return Err(Error::invalid(format!("kv_store_wait_ms is {wait} and the engine has no kv_store; set kv_store or leave it 0")));
-        }
+        self.check_store_wait(request.store_wait)?;
         let branching = self.branching(request)?;
         let prompt = std::mem::replace(&mut request.prompt, Prompt::Tokens(Vec::new()));
         let prompt = self.prompt_tokens(prompt, request.add_special, request.truncate_prompt_tokens)?;
@@ -225,6 +222,17 @@ impl Engine {
         check_copies(prompt.len(), max_len, branching)?;
         self.check_space(prompt.len(), max_len, branching)?;
         Ok((prompt, max_len, branching))
+    }
+
+    fn check_store_wait(&self, wait: Duration) -> Result<()> {
+        let (wait, limit) = (wait.as_millis(), u32::MAX);
+        if wait > 0 && !self.external.has_store {
+            return Err(Error::invalid(format!("kv_store_wait_ms is {wait} and the engine has no kv_store; set kv_store or leave it 0")));
+        }
+        match wait <= limit.into() {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("kv_store_wait_ms is {wait}; must be at most {limit}"))),
+        }
     }
 
     fn beams(&self, params: &BeamParams, n: u32, sampling: &SamplingParams, max_new_tokens: usize) -> Result<Beams> {

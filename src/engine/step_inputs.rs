@@ -40,7 +40,7 @@ pub struct StepInputs {
     pub finished_transfers: Vec<TransferId>,
     /// Reads and writes of the swap file that have ended since the last step.
     pub disk_transfers: Vec<EndedTransfer>,
-    /// Lookups of the KV store that have ended since the last step, with their blocks.
+    /// Blocks that the lookups of the KV store have read since the last step.
     pub lookup_progress: Vec<LookupProgress>,
     /// Number of bytes that the KV store can take.
     pub store_room: u64,

@@ -278,9 +278,9 @@ pub struct pllm_engine_options {
     pub kv_store_max_bytes: u64,
     /// Maximum number of operations in flight, at most 65536. 0 (default): 64.
     pub kv_store_max_operations: u32,
-    /// Time in milliseconds after which a request no longer waits for the store, at most 3600000.
-    /// If no block has arrived by then, requests do not wait for 8 times this time. 0
-    /// (default): 1000.
+    /// Time in milliseconds in which the store must answer a lookup and read its blocks, at most
+    /// 3600000. Then the request continues without the others. If no block has arrived by then,
+    /// requests do not wait for 8 times this time. 0 (default): 1000.
     pub kv_store_timeout_ms: u32,
     /// Secret for the keys and checksums of the blocks (HMAC-SHA-256), at least 16 bytes, for a
     /// store that is not trusted. Only engines with the same secret share blocks. It is copied.

@@ -179,7 +179,8 @@ pub struct pllm_request {
     /// Time in milliseconds for which the request waits for each next block of its prompt that the
     /// KV store does not have yet, because another engine computes the prompt. The engine reads each
     /// block when the store has it, and computes the prompt from the first block on that has not
-    /// appeared in this time. 0 (default): the request waits only for blocks that the store has.
+    /// appeared in this time. If no other request can run meanwhile, a step waits for these blocks,
+    /// too. 0 (default): the request waits only for blocks that the store has.
     /// PLLM_E_INVALID_ARGUMENT if it is not 0 and the engine has no kv_store.
     pub kv_store_wait_ms: u32,
     /// Must be 0.

@@ -123,7 +123,7 @@ pub struct LoadedBlock {
 pub struct LookupProgress {
     /// The id of the lookup.
     pub id: u64,
-    /// Whether it continues.
+    /// Whether the lookup continues.
     pub state: LookupState,
     /// The blocks.
     pub blocks: Vec<LoadedBlock>,
@@ -136,6 +136,6 @@ pub enum LookupState {
     Waiting,
     /// It has ended.
     Finished,
-    /// The time limit has passed before all blocks were there.
+    /// The store has not answered within its time limit.
     TimedOut,
 }

@@ -413,10 +413,14 @@ fn a_damaged_block_and_a_store_that_hangs_end_the_wait() {
     for fault in [Fault::Damages, Fault::Fails, Fault::Refuses, Fault::Hangs] {
         let mut arriving = Arriving::new(&model, &tokens);
         arriving.next();
-        let engine = model.engine(Some(impatient(&arriving.to)), None);
+        let limits = if fault == Fault::Hangs { impatient(&arriving.to) } else { options(&arriving.to) };
+        let engine = model.engine(Some(limits), None);
         let id = engine.add_request(Request { store_wait: LONG, ..request(&tokens) }).unwrap();
         engine.start().unwrap();
-        arriving.await_reads(1);
+        // A starved store may time out before its first read.
+        while arriving.reads() == 0 && engine.stats().store.failures == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         arriving.to.set(fault);
         arriving.next();
         engine.stop();
@@ -433,7 +437,7 @@ fn a_wait_ends_with_its_request_and_with_its_engine() {
     let waiting = || engine.add_request(Request { store_wait: LONG, ..request(&tokens) }).unwrap();
     let [first, second] = [waiting(), waiting()];
     engine.start().unwrap();
-    let asked = || engine.stats().store.queries;
+    let asked = || arriving.to.questions.load(SeqCst);
     let await_question = |before| {
         while asked() == before {
             std::thread::sleep(Duration::from_millis(1));
@@ -450,10 +454,97 @@ fn a_wait_ends_with_its_request_and_with_its_engine() {
     let mut last = 0;
     while last != asked() {
         last = asked();
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(400));
     }
     waiting();
     await_question(last);
+    drop(engine);
+    assert_eq!(arriving.to.closed.load(SeqCst), 1);
+}
+
+/// The buffers of one round could otherwise keep those of the next one from being read.
+#[test]
+fn rounds_with_little_memory_for_reads_end_however_slow_the_steps_are() {
+    let (model, tokens) = (Model::new(5), prompt(1, 61));
+    let (expected, _) = model.run(None, std::slice::from_ref(&tokens));
+    let mut arriving = Arriving::new(&model, &tokens);
+    (0..arriving.names.len()).for_each(|_| arriving.next());
+    let value = arriving.to.values.lock().unwrap().values().next().unwrap().len() as u64;
+    // Two blocks in each round, and half of the limit for reads.
+    let limits = KvStoreOptions { max_bytes: 4 * value, ..options(&arriving.to) };
+    let engine = model.engine(Some(limits), None);
+    let id = engine.add_request(Request { store_wait: LONG, ..request(&tokens) }).unwrap();
+    // While this request runs, a step returns, and the next one begins later.
+    let other = engine.add_request(Request::new(
+        Prompt::Tokens(vec![5; 3]),
+        SamplingParams { max_tokens: Some(60), ignore_eos: true, ..SamplingParams::greedy() },
+    ));
+    for _ in 0..20 {
+        engine.step().unwrap();
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    engine.abort(other.unwrap()).unwrap();
+    assert_eq!(finish(&engine, &[id]), expected);
+    let stats = engine.stats();
+    assert_eq!((stats.store.hits, stats.store.queries, stats.store.failures), (7, 7, 0));
+}
+
+#[test]
+fn a_store_that_hangs_between_two_rounds_ends_the_wait() {
+    let (model, tokens) = (Model::new(5), prompt(1, 61));
+    let (expected, _) = model.run(None, &[tokens.clone(), prompt(2, 61)]);
+    let arriving = Arriving::new(&model, &tokens);
+    let limits = KvStoreOptions { max_operations: 1, ..impatient(&arriving.to) };
+    let engine = model.engine(Some(limits), None);
+    let waiting = engine.add_request(Request { store_wait: LONG, ..request(&tokens) }).unwrap();
+    engine.start().unwrap();
+    while engine.stats().store.queries == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The operation of another request occupies the only slot.
+    arriving.to.set(Fault::Hangs);
+    let other = engine.add_request(request(&prompt(2, 61))).unwrap();
+    engine.stop();
+    assert_eq!(finish(&engine, &[waiting, other]), expected);
+}
+
+/// Whatever the lengths and waits are, no request waits for the blocks of another prompt.
+#[test]
+fn requests_with_different_blocks_do_not_wait_together() {
+    let (model, tokens) = (Model::new(5), prompt(1, 61));
+    let short = tokens[..20].to_vec();
+    let (expected, _) = model.run(None, &[short.clone(), tokens.clone()]);
+    let mut arriving = Arriving::new(&model, &tokens);
+    (0..2).for_each(|_| arriving.next());
+    let engine = model.engine(Some(options(&arriving.to)), None);
+    let add = |prompt: &[u32], store_wait| engine.add_request(Request { store_wait, ..request(prompt) }).unwrap();
+    let long = [add(&tokens, LONG), add(&tokens, LONG / 2)];
+    assert_eq!(finish(&engine, &[add(&short, LONG)]), expected[..1]);
+    engine.start().unwrap();
+    (2..arriving.names.len()).for_each(|_| arriving.next());
+    engine.stop();
+    assert_eq!(finish(&engine, &long), [expected[1].clone(), expected[1].clone()]);
+}
+
+#[test]
+fn an_abort_during_a_wait_is_replayed() {
+    let (model, tokens) = (Model::new(5), prompt(1, 61));
+    let mut arriving = Arriving::new(&model, &tokens);
+    arriving.next();
+    let folder = TempDir::new();
+    let path = folder.0.join("journal");
+    let engine = model.engine(Some(options(&arriving.to)), Some(&path));
+    let id = engine.add_request(Request { store_wait: LONG, ..request(&tokens) }).unwrap();
+    engine.start().unwrap();
+    arriving.await_reads(1);
+    engine.abort(id).unwrap();
+    while engine.stats().finished_abort < 1 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    engine.stop();
+    complete(&engine, &[tokens]);
+    drop(engine);
+    assert_eq!(replayed_sequences(&model, &path), 2);
 }
 
 #[test]
@@ -462,4 +553,7 @@ fn an_engine_without_a_store_refuses_to_wait_for_one() {
     let error = engine.add_request(Request { store_wait: Duration::from_millis(5), ..request(&prompt(1, 9)) }).unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument);
     assert_eq!(error.message(), "kv_store_wait_ms is 5 and the engine has no kv_store; set kv_store or leave it 0");
+    let engine = Model::new(5).engine(Some(options(&Memory::default())), None);
+    let error = engine.add_request(Request { store_wait: Duration::MAX, ..request(&prompt(1, 9)) }).unwrap_err();
+    assert!(error.message().ends_with("must be at most 4294967295"), "{error}");
 }

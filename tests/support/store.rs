@@ -12,6 +12,8 @@ use pagedllm::types::kv_store::{BlockKey, Completion, KvStore, KvStoreHandle, Op
 pub struct Memory {
     pub values: Arc<Mutex<HashMap<BlockKey, Vec<u8>>>>,
     pub fault: Arc<Mutex<Fault>>,
+    /// Number of `Exists` operations, and of `Get` operations.
+    pub questions: Arc<AtomicU64>,
     pub reads: Arc<AtomicU64>,
     pub closed: Arc<AtomicU64>,
 }
@@ -91,6 +93,7 @@ impl MemoryStore {
         let mut values = self.memory.values.lock().unwrap();
         match operation {
             Operation::Exists { keys, found } => {
+                self.memory.questions.fetch_add(1, SeqCst);
                 keys.iter().zip(found).for_each(|(key, found)| *found = (values.contains_key(key) || fault == Fault::Claims) as u8);
                 OperationResult::Done(0)
             }

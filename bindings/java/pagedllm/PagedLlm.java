@@ -1161,8 +1161,9 @@ public final class PagedLlm {
          * Time in milliseconds for which the request waits for each next block of its prompt that
          * the KV store does not have yet, because another engine computes the prompt. The engine
          * reads each block when the store has it, and computes the prompt from the first block on
-         * that has not appeared in this time. 0 (default): the request waits only for blocks that
-         * the store has. Code.INVALID_ARGUMENT if it is not 0 and the engine has no kvStore.
+         * that has not appeared in this time. If no other request can run meanwhile, a step waits
+         * for these blocks, too. 0 (default): the request waits only for blocks that the store has.
+         * Code.INVALID_ARGUMENT if it is not 0 and the engine has no kvStore.
          */
         public int kvStoreWaitMs = 0;
         private static final long QUEUE_OFFSET = 64;

@@ -2486,9 +2486,9 @@ class Engine:
     kv_store_max_bytes: Maximum number of bytes of the blocks that are read or written at a time. 0
         (default): 268435456.
     kv_store_max_operations: Maximum number of operations in flight, at most 65536. 0 (default): 64.
-    kv_store_timeout_ms: Time in milliseconds after which a request no longer waits for the store,
-        at most 3600000. If no block has arrived by then, requests do not wait for 8 times this
-        time. 0 (default): 1000.
+    kv_store_timeout_ms: Time in milliseconds in which the store must answer a lookup and read its
+        blocks, at most 3600000. Then the request continues without the others. If no block has
+        arrived by then, requests do not wait for 8 times this time. 0 (default): 1000.
     kv_store_secret: Secret for the keys and checksums of the blocks (HMAC-SHA-256), at least 16
         bytes, for a store that is not trusted. Only engines with the same secret share blocks. It
         is copied.
@@ -2655,9 +2655,10 @@ class Engine:
         kv_store_wait_ms: Time in milliseconds for which the request waits for each next block of
             its prompt that the KV store does not have yet, because another engine computes the
             prompt. The engine reads each block when the store has it, and computes the prompt from
-            the first block on that has not appeared in this time. 0 (default): the request waits
-            only for blocks that the store has. Code.INVALID_ARGUMENT if it is not 0 and the engine
-            has no kv_store.
+            the first block on that has not appeared in this time. If no other request can run
+            meanwhile, a step waits for these blocks, too. 0 (default): the request waits only for
+            blocks that the store has. Code.INVALID_ARGUMENT if it is not 0 and the engine has no
+            kv_store.
         """
         added = c_uint64()
         self._ask(

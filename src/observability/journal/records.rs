@@ -15,7 +15,7 @@ pub const MAGIC: &[u8; 8] = b"PLLMJRNL";
 /// Version of the format. Release 0.3.0 began version 2. Version 3 has the full queues of a step
 /// instead of the groups that were not ready, and the finished transfers. Version 4 has the late
 /// masks. Version 5 has the blocks that a KV store returned. Version 6 has the transfers of the
-/// swap file. Version 7 has the progress of prefills.
+/// swap file. Version 7 has the progress of prefills. Version 8 has lookups that wait for blocks.
 pub const VERSION: u32 = 8;
 
 /// The engine that wrote the journal. The header is JSON, so that other versions can read it.

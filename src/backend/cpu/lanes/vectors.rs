@@ -2,17 +2,22 @@
 
 use super::{Element, Lanes, ROUNDER};
 
-/// Returns `p`. The compiler does not know that it is the same pointer, so it loads again what is
-/// loaded through both.
+/// Returns `p`. For the compiler, it is another pointer: values that were loaded by `p` are loaded
+/// again by the result, and need no registers in between.
 #[allow(clippy::pointers_in_nomem_asm_block)] // nothing is read or written
 #[inline(always)]
-pub fn opaque<T>(mut p: *const T) -> *const T {
+pub fn opaque<T>(p: *const T) -> *const T {
+    let result;
     // SAFETY: there is no instruction, and the pointer stays the same.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     unsafe {
-        std::arch::asm!("/* {0} */", inout(reg) p, options(pure, nomem, nostack, preserves_flags));
+        std::arch::asm!("/* {0} */", inout(reg) p => result, options(pure, nomem, nostack, preserves_flags));
     }
-    p
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        result = p;
+    }
+    result
 }
 
 /// Prefetches the cache line at `p`. The address may be invalid: a prefetch does not fault.

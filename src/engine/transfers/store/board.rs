@@ -7,10 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::engine::clock::Clock;
-use crate::error::{Result, try_vec};
+use crate::error::{Error, Result, try_vec};
 use crate::observability::stats::StoreStats;
 use crate::output::wakeup::Wakeup;
 use crate::types::kv_store::{LoadedBlock, LookupProgress, LookupState};
+
+/// Maximum number of lookups at a time.
+const MAX_LOOKUPS: usize = 4096;
 
 /// Number of unused buffers that are kept.
 const SPARE_BUFFERS: usize = 64;
@@ -42,11 +45,26 @@ struct State {
 
 struct PendingLookup {
     id: u64,
-    /// Time of the engine's clock at which the lookup ends with the blocks that it has. `None`
-    /// between two rounds.
-    deadline: Option<Duration>,
+    /// Time of the engine's clock at which the lookup ends with the blocks that it has: the limit of
+    /// its round, or of the time until its next round.
+    deadline: Duration,
+    is_in_round: bool,
     blocks: Vec<LoadedBlock>,
     is_done: bool,
+    /// No request waits for it. It stays until its round ends, because a store that does not answer
+    /// must be noticed.
+    is_cancelled: bool,
+}
+
+/// Whether a round of a lookup can begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Round {
+    Begun,
+    /// The stepping thread has not taken the blocks of the last round. The buffers of two rounds
+    /// could exceed the limit, so that neither could end.
+    Early,
+    /// No request waits for the lookup.
+    Unwanted,
 }
 
 /// Counters of the store.
@@ -77,6 +95,13 @@ impl Counts {
             bytes_read: self.bytes_read.load(Relaxed),
             bytes_written: self.bytes_written.load(Relaxed),
         }
+    }
+}
+
+impl State {
+    /// Returns a lookup for which a request waits.
+    fn find(&mut self, id: u64) -> Option<&mut PendingLookup> {
+        self.lookups.iter_mut().find(|lookup| lookup.id == id && !lookup.is_cancelled)
     }
 }
 
@@ -119,26 +144,40 @@ impl Board {
 
     /// Adds a lookup, whose first round begins now.
     pub fn begin(&self, id: u64) -> Result<()> {
-        let deadline = Some(self.clock.now() + self.timeout);
+        let deadline = self.clock.now() + self.timeout;
         let mut state = self.state();
+        if state.lookups.len() >= MAX_LOOKUPS {
+            return Err(Error::capacity(format!("{MAX_LOOKUPS} lookups of kv_store are pending")));
+        }
         state.lookups.try_reserve(1)?;
-        state.lookups.push(PendingLookup { id, deadline, blocks: Vec::new(), is_done: false });
+        let (blocks, is_done, is_cancelled) = (Vec::new(), false, false);
+        state.lookups.push(PendingLookup { id, deadline, is_in_round: true, blocks, is_done, is_cancelled });
         Ok(())
     }
 
-    /// Begins a round of a lookup. Returns false if no request waits for it.
-    pub fn begin_round(&self, id: u64) -> bool {
+    /// Begins a round of a lookup.
+    pub fn begin_round(&self, id: u64) -> Round {
         let deadline = self.clock.now() + self.timeout;
         let mut state = self.state();
-        let lookup = state.lookups.iter_mut().find(|lookup| lookup.id == id);
-        lookup.map(|lookup| lookup.deadline.get_or_insert(deadline)).is_some()
+        match state.find(id) {
+            None => Round::Unwanted,
+            Some(lookup) if !lookup.blocks.is_empty() => Round::Early,
+            Some(lookup) => {
+                if !std::mem::replace(&mut lookup.is_in_round, true) {
+                    lookup.deadline = deadline;
+                }
+                Round::Begun
+            }
+        }
     }
 
-    /// Ends a round of a lookup that continues. Wakes the stepping thread if there are blocks.
-    pub fn end_round(&self, id: u64) {
+    /// Ends a round of a lookup that continues after `pause`. Wakes the stepping thread if there are
+    /// blocks.
+    pub fn end_round(&self, id: u64, pause: Duration) {
+        let deadline = self.clock.now() + pause + self.timeout;
         let mut state = self.state();
-        let Some(lookup) = state.lookups.iter_mut().find(|lookup| lookup.id == id) else { return };
-        lookup.deadline = None;
+        let Some(lookup) = state.find(id) else { return };
+        (lookup.deadline, lookup.is_in_round) = (deadline, false);
         if !lookup.blocks.is_empty() {
             self.wakeup.wake();
         }
@@ -147,29 +186,29 @@ impl Board {
     /// Ends a lookup for which no request waits any more.
     pub fn cancel(&self, id: u64) {
         let mut state = self.state();
-        let Some(place) = state.lookups.iter().position(|lookup| lookup.id == id) else { return };
-        for block in state.lookups.remove(place).blocks {
-            self.release_read(&mut state, Arc::into_inner(block.value));
+        let Some(lookup) = state.find(id) else { return };
+        lookup.is_cancelled = true;
+        let (blocks, is_in_round) = (std::mem::take(&mut lookup.blocks), lookup.is_in_round);
+        blocks.into_iter().for_each(|block| self.release_read(&mut state, Arc::into_inner(block.value)));
+        if !is_in_round {
+            state.lookups.retain(|lookup| lookup.id != id);
         }
     }
 
     /// Returns the time at which the first lookup may end without an answer.
     pub fn next_deadline(&self) -> Option<Duration> {
-        // A round may begin while the stepping thread sleeps.
-        let of_next_round = self.clock.now() + self.timeout;
-        self.state().lookups.iter().map(|lookup| lookup.deadline.unwrap_or(of_next_round)).min()
+        self.state().lookups.iter().map(|lookup| lookup.deadline).min()
     }
 
     /// Returns whether a request still waits for the lookup.
     pub fn is_pending(&self, id: u64) -> bool {
-        self.state().lookups.iter().any(|lookup| lookup.id == id)
+        self.state().find(id).is_some()
     }
 
     /// Adds a block to a lookup. If no request waits for it, the block is dropped.
     pub fn add(&self, id: u64, block: LoadedBlock) {
         let mut state = self.state();
-        let lookup = state.lookups.iter_mut().find(|lookup| lookup.id == id);
-        match lookup.and_then(|lookup| lookup.blocks.try_reserve(1).is_ok().then_some(lookup)) {
+        match state.find(id).and_then(|lookup| lookup.blocks.try_reserve(1).is_ok().then_some(lookup)) {
             Some(lookup) => {
                 lookup.blocks.push(block);
                 Counts::add(&self.counts.hits, 1);
@@ -195,13 +234,17 @@ impl Board {
             return;
         }
         state.lookups.retain_mut(|lookup| {
-            let state = match lookup.deadline {
-                _ if lookup.is_done => LookupState::Finished,
-                Some(deadline) if deadline <= now => LookupState::TimedOut,
-                None if !lookup.blocks.is_empty() => LookupState::Waiting,
-                _ => return true,
+            let state = if lookup.is_done {
+                LookupState::Finished
+            } else if !lookup.is_in_round && !lookup.blocks.is_empty() {
+                lookup.deadline = now + self.timeout;
+                LookupState::Waiting
+            } else if lookup.deadline <= now {
+                Counts::add(&self.counts.failures, 1);
+                LookupState::TimedOut
+            } else {
+                return true;
             };
-            Counts::add(&self.counts.failures, (state == LookupState::TimedOut) as u64);
             progress.push(LookupProgress { id: lookup.id, state, blocks: std::mem::take(&mut lookup.blocks) });
             state == LookupState::Waiting
         });

@@ -25,6 +25,7 @@ use crate::kv::BlockId;
 use crate::kv::connector::{Connector, DeviceBlocks, Progress, TransferId};
 use crate::scheduler::{PrefixLookup, PromptBlocks};
 use crate::types::RequestId;
+use crate::types::id_map::IdMap;
 use crate::types::kv_store::{LoadedBlock, LookupProgress, LookupState};
 
 /// After a lookup without an answer, no request waits for the store for this many time limits.
@@ -36,6 +37,8 @@ pub struct Loads {
     timeout: Duration,
     last_id: u64,
     pending: Vec<Lookup>,
+    /// The requests that wait for a lookup or for the copies of its blocks.
+    waiting: IdMap<RequestId, ()>,
     copying: VecDeque<FoundBlocks>,
     finished: VecDeque<Vec<RequestId>>,
     /// Time of the step, and the time until which requests do not wait for the store.
@@ -53,14 +56,15 @@ struct Lookup {
     id: u64,
     prompt: Arc<PromptBlocks>,
     from: usize,
-    /// Time for which the requests wait for each next block that the store does not have yet.
-    wait: Duration,
+    /// Whether the requests wait for blocks that the store does not have yet.
+    waits: bool,
     requests: Vec<RequestId>,
 }
 
 /// Blocks of a lookup that are copied into the pool, the last place first. The first places are
 /// then the most recently used ones, so that the prefix is evicted from its end.
 struct FoundBlocks {
+    lookup: u64,
     prompt: Arc<PromptBlocks>,
     is_new: bool,
     blocks: Vec<LoadedBlock>,
@@ -75,6 +79,7 @@ impl Loads {
             timeout,
             last_id: 0,
             pending: Vec::new(),
+            waiting: IdMap::default(),
             copying: VecDeque::new(),
             finished: VecDeque::new(),
             now: Duration::ZERO,
@@ -97,16 +102,26 @@ impl Loads {
 
     /// Makes a request wait for a lookup, which waits up to `wait` for each next block that the
     /// store does not have yet. If another request already waits for the same block, they wait for
-    /// one lookup.
+    /// one lookup. Requests that wait for blocks share a lookup if their prompts have the same ones.
     pub fn begin(&mut self, request: RequestId, lookup: PrefixLookup, wait: Duration) -> Result<()> {
         let PrefixLookup { prompt, from, .. } = &lookup;
-        // A lookup that waits must include all blocks of the prompt.
-        let last = if wait.is_zero() { *from } else { prompt.hashes.len() - 1 };
-        let is_same =
-            |other: &&mut Lookup| other.wait == wait && other.from <= *from && other.prompt.hashes.get(last) == Some(&prompt.hashes[last]);
+        let (from, waits, first, last) = (*from, !wait.is_zero(), prompt.hashes[*from], prompt.hashes.last());
+        let is_same = |other: &&mut Lookup| {
+            let Lookup { prompt: other_prompt, from: other_from, waits: other_waits, .. } = &**other;
+            let has_same_blocks = match waits {
+                true => other_prompt.hashes.len() == prompt.hashes.len() && other_prompt.hashes.last() == last,
+                false => other_prompt.hashes.get(from) == Some(&first),
+            };
+            *other_waits == waits && *other_from <= from && has_same_blocks
+        };
+        self.waiting.try_reserve(1)?;
         if let Some(same) = self.pending.iter_mut().find(is_same) {
             same.requests.try_reserve(1)?;
             same.requests.push(request);
+            self.waiting.insert(request, ());
+            if let Some(client) = self.client.as_ref().filter(|_| waits) {
+                client.submit(Job::Extend { id: same.id, wait });
+            }
             return Ok(());
         }
         self.pending.try_reserve(1)?;
@@ -117,13 +132,13 @@ impl Loads {
         let mut requests = Vec::new();
         requests.try_reserve(1)?;
         requests.push(request);
-        let from = lookup.from;
         if let Some(client) = &self.client {
             client.board.begin(id)?;
             client.submit(Job::Lookup { id, lookup, wait });
         }
         self.last_id = id;
-        self.pending.push(Lookup { id, prompt, from, wait, requests });
+        self.waiting.insert(request, ());
+        self.pending.push(Lookup { id, prompt, from, waits, requests });
         Ok(())
     }
 
@@ -144,24 +159,32 @@ impl Loads {
             LookupState::Finished | LookupState::TimedOut => self.pending.remove(place).requests,
         };
         blocks.sort_unstable_by_key(|block| block.entry);
-        self.copying.push_back(FoundBlocks { prompt, is_new: true, blocks, requests });
+        self.copying.push_back(FoundBlocks { lookup: id, prompt, is_new: true, blocks, requests });
     }
 
     /// Removes a request that has ended. If no other one waits for its lookup, the lookup ends.
     pub fn remove(&mut self, request: RequestId) {
+        if self.waiting.remove(&request).is_none() {
+            return;
+        }
         self.copying.iter_mut().for_each(|found| found.requests.retain(|other| *other != request));
         let Some(place) = self.pending.iter().position(|lookup| lookup.requests.contains(&request)) else { return };
         self.pending[place].requests.retain(|other| *other != request);
         if self.pending[place].requests.is_empty() {
-            let lookup = self.pending.remove(place);
-            self.client.iter().for_each(|client| client.board.cancel(lookup.id));
+            self.cancel(place);
         }
+    }
+
+    /// Ends a lookup before its time. Returns the requests that wait for it.
+    fn cancel(&mut self, place: usize) -> Vec<RequestId> {
+        let lookup = self.pending.remove(place);
+        self.client.iter().for_each(|client| client.board.cancel(lookup.id));
+        lookup.requests
     }
 
     /// Returns whether a request waits for blocks.
     pub fn has(&self, request: RequestId) -> bool {
-        let mut waiting = self.pending.iter().map(|lookup| &lookup.requests).chain(self.copying.iter().map(|found| &found.requests));
-        waiting.any(|requests| requests.contains(&request))
+        self.waiting.contains_key(&request)
     }
 
     pub fn pending(&self) -> usize {
@@ -203,14 +226,26 @@ impl Loads {
         block.into_iter().for_each(|block| self.recycle(block));
     }
 
-    /// Removes all blocks of the next lookup, which the pool cannot take.
+    /// Removes all blocks that have arrived with the next one, because the pool cannot take them. If
+    /// their lookup continues, it ends, since later blocks would be of no use.
     pub fn drop_rest(&mut self) {
-        let blocks = self.copying.front_mut().map(|found| std::mem::take(&mut found.blocks)).unwrap_or_default();
+        let Some(found) = self.copying.front_mut() else { return };
+        let (id, blocks) = (found.lookup, std::mem::take(&mut found.blocks));
         blocks.into_iter().for_each(|block| self.recycle(block));
+        if let Some(place) = self.pending.iter().position(|lookup| lookup.id == id) {
+            let requests = self.cancel(place);
+            if let Some(found) = self.copying.front_mut() {
+                found.requests = requests;
+            }
+        }
     }
 
     fn finish_first(&mut self) {
-        if let Some(FoundBlocks { requests, .. }) = self.copying.pop_front() {
+        let Some(FoundBlocks { requests, .. }) = self.copying.pop_front() else { return };
+        if !requests.is_empty() {
+            for request in &requests {
+                self.waiting.remove(request);
+            }
             self.finished.push_back(requests);
         }
     }
@@ -254,6 +289,7 @@ impl Connector for Loads {
         for lookup in self.pending.drain(..) {
             self.client.iter().for_each(|client| client.board.cancel(lookup.id));
         }
+        self.waiting.clear();
         self.copying.clear();
         self.finished.clear();
     }

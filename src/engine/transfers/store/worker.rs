@@ -1,12 +1,13 @@
 //! The thread that calls a store. A store that hangs stops this thread alone.
 
-use std::collections::{HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, TryRecvError};
 
-use super::board::{Board, Counts};
+use super::board::{Board, Counts, Round};
 use super::value::ValueFormat;
 use crate::kv::{BlockHash, Paging};
 use crate::scheduler::PrefixLookup;
@@ -15,14 +16,18 @@ use crate::types::kv_store::{BlockKey, Completion, KvStore, LoadedBlock, Operati
 /// Time of one poll. New jobs wait at most this long.
 const POLL_TIME: Duration = Duration::from_millis(1);
 
-/// Pause between two questions for blocks that another engine computes.
-const ASK_AGAIN_TIME: Duration = Duration::from_millis(10);
+/// Limits of the pause between two questions for a block that another engine computes. It is a
+/// sixteenth of the time since the last block.
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+const MAX_PAUSE: Duration = Duration::from_millis(160);
 
 /// Work of the thread.
 pub enum Job {
     /// Reads the blocks that the prefix cache does not have. Waits up to `wait` for each next block
     /// that the store does not have yet.
     Lookup { id: u64, lookup: PrefixLookup, wait: Duration },
+    /// Another request waits for a lookup, from now on for `wait`.
+    Extend { id: u64, wait: Duration },
     /// Writes a block. The value has space for the header.
     Save { hash: BlockHash, value: Vec<u8> },
 }
@@ -54,13 +59,31 @@ struct PendingGet {
 struct ActiveLookup {
     /// Its `cached` includes the blocks whose reads have started.
     lookup: PrefixLookup,
-    /// Number of places that are cached or read.
+    /// Number of places that are cached or read, and number of places that were asked for.
     end: usize,
+    asked: usize,
     /// Number of reads that have not ended.
     reads: usize,
     /// Zero if it does not wait for blocks, or if a read has failed.
     wait: Duration,
     waits_until: Instant,
+    /// Time at which the last block was found.
+    last_found: Instant,
+    has_found: bool,
+}
+
+impl ActiveLookup {
+    fn new(lookup: PrefixLookup, wait: Duration) -> ActiveLookup {
+        let (now, end) = (Instant::now(), lookup.from);
+        ActiveLookup { lookup, end, asked: end, reads: 0, wait, waits_until: now + wait, last_found: now, has_found: true }
+    }
+
+    /// Returns the end of the places of which a round asks for blocks: as many as may be read, or
+    /// one while none appears.
+    fn end_of_round(&self, max_places: usize) -> usize {
+        let places = if self.has_found { max_places } else { 1 };
+        (self.end + places).min(self.lookup.prompt.hashes.len())
+    }
 }
 
 pub struct Worker {
@@ -72,9 +95,10 @@ pub struct Worker {
     in_flight: HashMap<u64, Purpose>,
     last_token: u64,
     lookups: HashMap<u64, ActiveLookup>,
-    /// The lookups that ask next, and those that ask at a time.
+    /// Ids of the lookups whose next round can begin.
     asking: VecDeque<u64>,
-    waiting: VecDeque<(Instant, u64)>,
+    /// Ids of the lookups whose next round begins at a time.
+    pausing: BinaryHeap<Reverse<(Instant, u64)>>,
     gets: VecDeque<PendingGet>,
     puts: VecDeque<(BlockHash, Vec<u8>)>,
     ended: Vec<Completion>,
@@ -92,7 +116,7 @@ impl Worker {
             last_token: 0,
             lookups: HashMap::new(),
             asking: VecDeque::new(),
-            waiting: VecDeque::new(),
+            pausing: BinaryHeap::new(),
             gets: VecDeque::new(),
             puts: VecDeque::new(),
             ended: Vec::new(),
@@ -105,8 +129,8 @@ impl Worker {
         let mut end = None;
         loop {
             if end.is_none() && self.is_idle() {
-                let job = match self.waiting.front() {
-                    Some((at, _)) => jobs.recv_deadline(*at),
+                let job = match self.pausing.peek() {
+                    Some(Reverse((at, _))) => jobs.recv_deadline(*at),
                     None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 };
                 match job {
@@ -146,12 +170,22 @@ impl Worker {
     fn accept(&mut self, job: Job) {
         match job {
             Job::Lookup { id, lookup, wait } => {
-                let (end, waits_until) = (lookup.from, Instant::now() + wait);
-                self.lookups.insert(id, ActiveLookup { lookup, end, reads: 0, wait, waits_until });
+                self.lookups.insert(id, ActiveLookup::new(lookup, wait));
                 self.asking.push_back(id);
+            }
+            Job::Extend { id, wait } => {
+                if let Some(active) = self.lookups.get_mut(&id).filter(|active| !active.wait.is_zero()) {
+                    active.wait = active.wait.max(wait);
+                    active.waits_until = active.waits_until.max(Instant::now() + wait);
+                }
             }
             Job::Save { hash, value } => self.puts.push_back((hash, value)),
         }
+    }
+
+    /// Returns the maximum number of places of a round.
+    fn max_places(&self) -> usize {
+        (self.board.max_blocks() / self.paging.groups()).max(1)
     }
 
     fn has_slot(&self) -> bool {
@@ -207,16 +241,24 @@ impl Worker {
 
     /// Begins a round of a lookup.
     fn start_exists(&mut self, id: u64) {
-        let Some(ActiveLookup { lookup, .. }) = self.lookups.get(&id) else { return };
-        if !self.board.begin_round(id) {
-            return drop(self.lookups.remove(&id));
-        }
         let groups = self.paging.groups();
-        let missing = |(place, _): &(usize, &bool)| !lookup.cached[*place];
-        let entries: Vec<usize> = lookup.cached.iter().enumerate().filter(missing).map(|(place, _)| lookup.from * groups + place).collect();
+        let max_places = self.max_places();
+        let Some(active) = self.lookups.get_mut(&id) else { return };
+        match self.board.begin_round(id) {
+            Round::Begun => {}
+            Round::Early => return self.pausing.push(Reverse((Instant::now() + POLL_TIME, id))),
+            Round::Unwanted => return drop(self.lookups.remove(&id)),
+        }
+        let end = active.end_of_round(max_places);
+        let lookup = &active.lookup;
+        let is_missing = |entry: &usize| !lookup.cached[entry - lookup.from * groups];
+        let entries: Vec<usize> = (active.end * groups..end * groups).filter(is_missing).collect();
         let key = |&entry: &usize| self.format.key(&lookup.prompt.hashes[entry / groups].for_group(entry % groups));
         let keys: Vec<BlockKey> = entries.iter().map(key).collect();
-        Counts::add(&self.board.counts.queries, keys.len() as u64);
+        // Blocks for which a request waits are asked for several times, and count once.
+        let new = entries.iter().filter(|&entry| entry / groups >= active.asked).count();
+        active.asked = active.asked.max(end);
+        Counts::add(&self.board.counts.queries, new as u64);
         let found = vec![0; keys.len()];
         if self.start(Purpose::Exists { id, entries }, Operation::Exists { keys, found }).is_err() {
             self.finish(id);
@@ -263,23 +305,25 @@ impl Worker {
 
     /// Queues the reads of the blocks that the request can use.
     fn queue_gets(&mut self, id: u64, entries: &[usize], keys: &[BlockKey], found: &[u8]) {
+        let (groups, max_places) = (self.paging.groups(), self.max_places());
         let Some(active) = self.lookups.get_mut(&id) else { return };
-        let PrefixLookup { prompt, from, cached } = &mut active.lookup;
-        let (groups, from, places) = (self.paging.groups(), *from, prompt.hashes.len());
+        let end_of_round = active.end_of_round(max_places);
+        let PrefixLookup { from, cached, .. } = &mut active.lookup;
+        let from = *from;
         let index = |entry: usize| entry - from * groups;
         let mut has = cached.clone();
         entries.iter().zip(found).for_each(|(&entry, found)| has[index(entry)] |= *found == 1);
-        let max_places = active.end + (self.board.max_blocks() / groups).max(1);
-        let end = self.paging.usable_prefix(from, places.min(max_places), |place, group| has[index(place * groups + group)]);
+        let end = self.paging.usable_prefix(from, end_of_round, |place, group| has[index(place * groups + group)]);
         let is_needed = |entry: usize| entry / groups < end && entry / groups >= self.paging.first_visible(entry % groups, end);
         for (&entry, &key) in entries.iter().zip(keys).filter(|(entry, _)| is_needed(**entry)) {
             cached[index(entry)] = true;
             active.reads += 1;
             self.gets.push_back(PendingGet { id, entry, key });
         }
-        if end > active.end {
-            active.end = end;
-            active.waits_until = Instant::now() + active.wait;
+        active.has_found = end > active.end;
+        if active.has_found {
+            (active.end, active.last_found) = (end, Instant::now());
+            active.waits_until = active.last_found + active.wait;
         }
         if active.reads == 0 {
             self.end_round(id);
@@ -322,15 +366,17 @@ impl Worker {
         if active.wait.is_zero() || active.waits_until <= now || active.end == active.lookup.prompt.hashes.len() {
             return self.finish(id);
         }
-        self.board.end_round(id);
-        self.waiting.push_back((now + ASK_AGAIN_TIME, id));
+        let since_found = now.duration_since(active.last_found);
+        let pause = if active.has_found { POLL_TIME } else { (since_found / 16).clamp(MIN_PAUSE, MAX_PAUSE) };
+        self.board.end_round(id, pause);
+        self.pausing.push(Reverse((now + pause, id)));
     }
 
     fn end_pauses(&mut self) {
-        while let Some(&(at, id)) = self.waiting.front()
+        while let Some(&Reverse((at, id))) = self.pausing.peek()
             && at <= Instant::now()
         {
-            self.waiting.pop_front();
+            self.pausing.pop();
             self.asking.push_back(id);
         }
     }
