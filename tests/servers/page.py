@@ -420,7 +420,8 @@ class Engine(PageTest):
         times = "performance.getEntriesByType('resource').filter(entry => entry.name.includes('snapshot')).map(entry => entry.startTime)"
         open_server.wait_for(lambda: len(page.evaluate(times)) > 2)
         starts = page.evaluate(times)
-        self.assertGreater(min(later - earlier for earlier, later in zip(starts, starts[1:])), 499)
+        # The browser notes a start some milliseconds after the call, and not always equally late.
+        self.assertGreater(min(later - earlier for earlier, later in zip(starts, starts[1:])), 450)
         hide = "isHidden => { Object.defineProperty(document, 'hidden', { value: isHidden, configurable: true }); document.dispatchEvent(new Event('visibilitychange')); }"
         page.evaluate(hide, True)
         open_server.wait_for(lambda: not page.evaluate("isPolling"))
