@@ -57,7 +57,6 @@ struct PendingGet {
 /// A lookup that has not ended. It has one round, which asks for all blocks and reads those of the
 /// longest prefix, or several if it waits for blocks.
 struct ActiveLookup {
-    /// Its `cached` includes the blocks whose reads have started.
     lookup: PrefixLookup,
     /// Number of places that are cached or read, and number of places that were asked for.
     end: usize,
@@ -307,16 +306,14 @@ impl Worker {
     fn queue_gets(&mut self, id: u64, entries: &[usize], keys: &[BlockKey], found: &[u8]) {
         let (groups, max_places) = (self.paging.groups(), self.max_places());
         let Some(active) = self.lookups.get_mut(&id) else { return };
-        let end_of_round = active.end_of_round(max_places);
-        let PrefixLookup { from, cached, .. } = &mut active.lookup;
-        let from = *from;
-        let index = |entry: usize| entry - from * groups;
-        let mut has = cached.clone();
-        entries.iter().zip(found).for_each(|(&entry, found)| has[index(entry)] |= *found == 1);
-        let end = self.paging.usable_prefix(from, end_of_round, |place, group| has[index(place * groups + group)]);
+        let lookup = &active.lookup;
+        // The blocks before `active.end` are there. `entries` are sorted.
+        let end = self.paging.usable_prefix(active.end, active.end_of_round(max_places), |place, group| {
+            let entry = place * groups + group;
+            lookup.cached[entry - lookup.from * groups] || entries.binary_search(&entry).is_ok_and(|at| found[at] == 1)
+        });
         let is_needed = |entry: usize| entry / groups < end && entry / groups >= self.paging.first_visible(entry % groups, end);
         for (&entry, &key) in entries.iter().zip(keys).filter(|(entry, _)| is_needed(**entry)) {
-            cached[index(entry)] = true;
             active.reads += 1;
             self.gets.push_back(PendingGet { id, entry, key });
         }
