@@ -13,11 +13,13 @@ WARP, FLAT = 32, 256
 
 @dataclass
 class Case:
-    """A test, which launches the kernels that it names. `make test-kernels` runs the quick ones."""
+    """A test, which launches the kernels that it names. `make test-kernels` runs the quick ones. Kernels
+    for `hopper` exist only in the code for sm_90a."""
     name: str
     kernels: list
     run: Callable
     quick: bool = False
+    hopper: bool = False
 
 
 class Mismatch(AssertionError):

@@ -55,6 +55,35 @@ def warp_barriers(kernel, case, *which):
     return [Mutant(kernel, f"without barrier {i} of a warp", case, without(r"bar\.warp\.sync\s+-1;", i)) for i in which]
 
 
+# Of a wait for a phase, the condition.
+PHASE = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 done, \[%r\d+\], (%r\d+);"
+NAMED = r"bar\.sync\s+%r\d+, %r\d+;"
+
+
+def on_hopper():
+    """Mutants of attention by products of warpgroups."""
+    wgmma, wide = "attention_wgmma_bf16_64", "attention_wgmma_bf16_128"
+    case, case_wide = f"{wgmma}, five chunks", f"{wide}, one chunk"
+    swizzled, others = str(1 << 62 | 64 << 32), {"no": 64 << 32, "another": 2 << 62 | 64 << 32}
+    panel, queries = 128 * 128 // 16 << 16, lambda text: without(NAMED, 0)(without(NAMED, 0)(text))  # for two kinds of scores
+    yield Mutant(wgmma, "wgmma.wait_group + 1", case, lambda text: re.sub(r"(wgmma\.wait_group\.sync\.aligned )(\d+)",
+                                                                          lambda match: f"{match[1]}{int(match[2]) + 1}", text))
+    for name, descriptor in others.items():
+        yield Mutant(wgmma, f"{name} swizzle", case, without(swizzled, None, str(descriptor)))
+    yield Mutant(wgmma, "another distance of rows", case, without(swizzled, None, str(1 << 62 | 32 << 32)))
+    yield Mutant(wide, "another distance of panels", case_wide, without(str(panel), None, str(panel // 2)))
+    yield Mutant(wgmma, "values not transposed", case, without(r"1, 1, 1, 1;", None, "1, 1, 1, 0;"))
+    yield Mutant(wgmma, "without barrier 0", case, without(r"bar\.sync\s+0;", 0))
+    yield Mutant(wgmma, "without the barrier of queries", case, queries)
+    yield Mutant(wgmma, "without fence.proxy.async", case, without(r"fence\.proxy\.async\.shared::cta;"))
+    yield Mutant(wgmma, "without wgmma.fence", case, without(r"wgmma\.fence\.sync\.aligned;"))
+    yield Mutant(wgmma, "an arrival before the copies", case, without(r"cp\.async\.mbarrier\.arrive\.noinc\.shared::cta\.b64 ", None,
+                                                                     "mbarrier.arrive.shared::cta.b64 _, "))
+    for i in (1, 2):
+        yield Mutant(wgmma, f"without the wait for an empty stage, {i}", case, without(PHASE, i, r"setp.eq.u32 done, \1, \1;"))
+    yield Mutant(wgmma, "too many registers", case, without(r"setmaxnreg\.inc\.sync\.aligned\.u32 232", None, "setmaxnreg.inc.sync.aligned.u32 240"))
+
+
 DECODE, PREFILL = "attention_decode_bf16_64", "attention_prefill_bf16_128"
 MUTANTS = [
     *(Mutant(kernel, "wait_group + 1", case, longer_wait) for kernel, case in (
@@ -89,4 +118,5 @@ MUTANTS = [
     *warp_barriers("route", "route, softmax, normalized", 2, 3),
     Mutant("matmul_bf16_16", "a copy to the next chunk", "matmul_bf16_16, 9 x 40 x 1048",
            without(r"(cp\.async\.cg\.shared\.global \[%r\d+)\]", 0, r"\1+16]")),
+    *on_hopper(),
 ]

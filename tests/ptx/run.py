@@ -18,11 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / "build" / "ptx"
 CACHE = ROOT / "target" / "ptx"
 SEED = 1
-# Kernels without a case, each with the reason. A kernel in no case and not here is an error.
-NOT_EXECUTED = {
-    name: "the interpreter has no wgmma; tests/cuda emulates it, and benches/gpu compares it on an H100"
-    for name in ("attention_wgmma_bf16_64", "attention_wgmma_bf16_128", "attention_wgmma_f16_64", "attention_wgmma_f16_128")
-}
+HOPPER = "attention_hopper.cu"  # the kernels that exist only in the code for sm_90a
 
 
 def nvcc():
@@ -34,18 +30,18 @@ def nvcc():
     return next((str(place) for place in places if place and os.path.isfile(place)), None)
 
 
-def compiled(architecture):
-    """Returns the PTX of all kernels. It is compiled if no earlier run did."""
+def compiled(architecture, source="all.cu"):
+    """Returns the PTX of kernels. It is compiled if no earlier run did."""
     compiler = nvcc()
     digest = hashlib.sha256(subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout)
-    for source in sorted((ROOT / "kernels").iterdir()):
-        digest.update(source.name.encode() + source.read_bytes())
-    path = CACHE / f"{architecture}-{digest.hexdigest()[:16]}.ptx"
+    for file in sorted((ROOT / "kernels").iterdir()):
+        digest.update(file.name.encode() + file.read_bytes())
+    path = CACHE / f"{architecture}-{source}-{digest.hexdigest()[:16]}.ptx"
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
         # The options of build.rs.
-        subprocess.run([compiler, "-ptx", "-std=c++17", "-O3", f"-arch={architecture}", "kernels/all.cu", "-o", unfinished], cwd=ROOT,
+        subprocess.run([compiler, "-ptx", "-std=c++17", "-O3", f"-arch={architecture}", f"kernels/{source}", "-o", unfinished], cwd=ROOT,
                        check=True)
         unfinished.rename(path)
     return path.read_text()
@@ -87,52 +83,38 @@ class Run:
             self.report(label + case.name, error, f"{worst}; {machine.executed - before} instructions of warps, {seconds:.1f} s")
         return launched
 
-    def mutants(self, module, mutants, cases):
+    def mutants(self, module, hopper, mutants, cases):
         for mutant in mutants:
             name = f"mutant of {mutant.kernel}, {mutant.name}"
             if self.selected(name):
-                found = mutant.run(module, cases, SEED)
+                found = mutant.run(module if mutant.kernel in module.names else hopper, cases, SEED)
                 self.report(name, "the case does not find it" if found is None else None, f"found: {found and found[:150]}")
 
     def coverage(self, names, launched, label=""):
-        """Every kernel is executed or listed with a reason."""
-        if self.text:
-            return
+        """Every kernel is executed."""
         for name in names:
-            if name in launched:
-                continue
-            if name in NOT_EXECUTED:
-                print(f"skipped: {label}{name} because {NOT_EXECUTED[name]}")
-            else:
+            if not self.text and name not in launched:
                 self.report(f"{label}{name}", "no case executes this kernel; add one to tests/ptx/cases", "")
-
-
-def check_exceptions(run, names, launched):
-    for name in NOT_EXECUTED:
-        if name not in names or name in launched:
-            run.report(name, "NOT_EXECUTED lists a kernel that is executed or does not exist; delete it", "")
 
 
 def run_quick(run, cases, mutants):
     from ptx.parser import Module
-    module = Module(compiled("compute_80"))
+    module, hopper = Module(compiled("compute_80")), Module(compiled("compute_90a", HOPPER))
     quick = [case for case in cases if case.quick]
-    run.cases(module, quick)
+    run.cases(module, [case for case in quick if not case.hopper])
+    run.cases(hopper, [case for case in quick if case.hopper], "sm_90a: ")
     # The other cases need more time, but each kernel has one.
-    run.coverage(module.names, {kernel for case in cases for kernel in case.kernels})
-    run.mutants(module, mutants, cases)
+    run.coverage(module.names + hopper.names, {kernel for case in cases for kernel in case.kernels})
+    run.mutants(module, hopper, mutants, cases)
 
 
 def run_all(run, cases, mutants):
     from ptx.parser import Module
     module, hopper = Module(compiled("compute_80")), Module(compiled("compute_90a"))
-    run.coverage(module.names, run.cases(module, cases))
-    run.mutants(module, mutants, cases)
-    # The same kernels, which also wait for the previous kernel.
-    launched = run.cases(hopper, cases, "sm_90a: ")
-    run.coverage(hopper.names, launched, "sm_90a: ")
-    if not run.text:
-        check_exceptions(run, hopper.names, launched)
+    run.coverage(module.names, run.cases(module, [case for case in cases if not case.hopper]))
+    run.mutants(module, hopper, mutants, cases)
+    # The same kernels, which also wait for the previous kernel, and those for this architecture.
+    run.coverage(hopper.names, run.cases(hopper, cases, "sm_90a: "), "sm_90a: ")
 
 
 def main(what="", text=""):

@@ -15,8 +15,10 @@ TYPES = {"pred": np.bool_, "u8": np.uint8, "b8": np.uint8, "s8": np.int8, "u16":
          "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64}
 WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 # What a segment waits for before it begins.
-WARP_INSTRUCTIONS = ("shfl", "vote", "mma", "ldmatrix", "bar.warp")
+WARP_INSTRUCTIONS = ("shfl", "vote", "mma", "ldmatrix", "bar.warp", "bar.arrive", "wgmma", "setmaxnreg.dec", "fence.proxy")
 BLOCK_INSTRUCTIONS = ("bar.sync", "bar.red")
+# Instructions that a thread executes when a condition is met.
+CONDITIONS = ("bar.wait", "mbarrier.try_wait", "setmaxnreg.inc")
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"}
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -42,6 +44,26 @@ class Translator:
         names = dict(self.names)
         exec(compile(text, f"{self.kernel.name}[{first}]", "exec"), names)
         return names["run"]
+
+    def condition(self, at):
+        """Returns a function of (t, R, m) for the condition that an instruction waits for."""
+        self.masked = True
+        parts, operands = self.kernel.instructions[at].parts, self.kernel.instructions[at].operands
+        if parts[0] == "setmaxnreg":
+            expression = f"t.barriers.registers_free({int(operands[0])}, m)"
+        elif parts[0] == "bar":
+            expression = f"t.barriers.named_ended({self.source(operands[0], 'u32')}, m)"
+        else:
+            expression = f"t.barriers.phase_ended({self.address(operands[1])}, {self.source(operands[2], 'u32')}, m)"
+        names = dict(self.names)
+        exec(compile(f"def met(t, R, m):\n    return {expression}", f"{self.kernel.name}[{at}]", "exec"), names)
+        return names["met"]
+
+    def product_registers(self):
+        """Returns the numbers of the registers that asynchronous products use."""
+        products = [instruction for instruction in self.kernel.instructions if instruction.opcode.startswith("wgmma.mma_async")]
+        lists = [operand for product in products for operand in product.operands[:2] if operand.startswith("{")]
+        return sorted({self.register[name] for operand in lists for name in self.listed(operand)})
 
     # ---- operands
 
@@ -278,6 +300,8 @@ class Translator:
             return "t.commit_copies(m)"
         if parts[1:3] == ["async", "wait_group"]:
             return f"t.wait_for_copies({int(operands[0])}, m)"
+        if parts[1:] == ["async", "mbarrier", "arrive", "noinc", "shared::cta", "b64"]:
+            return f"t.barriers.arrive_after_copies({self.address(operands[0])}, m)"
         if parts[1] != "async" or parts[3:] != ["shared", "global"]:
             raise PtxError(f"unknown PTX: {'.'.join(parts)}")
         target, source, size = self.address(operands[0]), self.address(operands[1]), int(operands[2])
@@ -293,12 +317,18 @@ class Translator:
         return lines + ([self.put(valid, "x[1]", "pred")] if valid else [])
 
     def do_vote(self, parts, operands):
+        if parts[2] == "any":
+            return self.put(operands[0], f"t.any_of_warp({self.source(operands[1], 'pred')}, {self.source(operands[2], 'b32')}, m)", "pred")
         assert parts[2] == "ballot", parts
         return self.put(operands[0], f"t.ballot({self.source(operands[1], 'pred')}, {self.source(operands[2], 'b32')}, m)", "b32")
 
     def do_bar(self, parts, operands):
         if parts[1] == "warp":
             return f"t.warp_barrier({self.source(operands[0], 'b32')}, m)"
+        if parts[1] == "arrive":
+            return f"t.barriers.arrive_at_named({self.source(operands[0], 'u32')}, {self.source(operands[1], 'u32')}, m)"
+        if parts[1] == "wait":
+            return f"t.barriers.leave_named({self.source(operands[0], 'u32')}, m)"
         if len(operands) != (1 if parts[1] == "sync" else 3) or operands[1 if parts[1] == "red" else 0] != "0":
             raise PtxError(f"unknown PTX: a barrier of some threads: {operands}")
         if parts[1] == "sync":
@@ -323,3 +353,46 @@ class Translator:
 
     def do_griddepcontrol(self, parts, _operands):
         return "t.wait_for_previous_kernel(m)" if parts[1] == "wait" else []
+
+    # ---- Hopper
+
+    def do_mbarrier(self, parts, operands):
+        what, unknown = parts[1], PtxError(f"unknown PTX: {'.'.join(parts)}")
+        if parts[-2:] != ["shared::cta", "b64"]:
+            raise unknown
+        if what == "init":
+            return f"t.barriers.begin({self.address(operands[0])}, {self.source(operands[1], 'u32')}, m)"
+        if what == "arrive" and parts[2] == "shared::cta" and len(operands) == 2 and operands[0] == "_":
+            return f"t.barriers.arrive({self.address(operands[1])}, m)"
+        if parts[1:3] == ["try_wait", "parity"]:
+            return self.put(operands[0], f"t.barriers.leave_phase({self.address(operands[1])}, m)", "pred")
+        raise unknown
+
+    def do_fence(self, parts, _operands):
+        if parts[1:] != ["proxy", "async", "shared::cta"]:
+            raise PtxError(f"unknown PTX: {'.'.join(parts)}")
+        return "t.barriers.fence(m)"
+
+    def do_setmaxnreg(self, parts, operands):
+        return f"t.barriers.set_registers({int(operands[0])}, {parts[1] == 'inc'}, m)"
+
+    def do_wgmma(self, parts, operands):
+        if parts[1] == "fence":
+            return "t.products.begin(m)"
+        if parts[1] == "commit_group":
+            return "t.products.commit(m)"
+        if parts[1] == "wait_group":
+            return f"t.products.wait({int(operands[0])}, m)"
+        unknown = PtxError(f"unknown PTX: {'.'.join(parts)}")
+        shape = re.fullmatch(r"m64n(\d+)k16", parts[4])
+        if parts[1:4] != ["mma_async", "sync", "aligned"] or not shape or parts[5] != "f32" or parts[6] != parts[7] or parts[6] not in ("bf16", "f16"):
+            raise unknown
+        d, in_registers = self.listed(operands[0]), operands[1].startswith("{")
+        scales, transposed = operands[4:6], operands[6:]
+        if scales != ["1", "1"] or len(transposed) != (1 if in_registers else 2) or len(d) != int(shape[1]) // 2:
+            raise unknown
+        a = str([self.register[name] for name in self.listed(operands[1])]) if in_registers else self.source(operands[1], "b64")
+        adds = self.source(operands[3], "pred") if operands[3] in self.register else str(operands[3] != "0")
+        transposed = [False] * in_registers + [flag == "1" for flag in transposed]
+        return (f"t.products.multiply({parts[6]!r}, {[self.register[name] for name in d]}, {a}, {self.source(operands[2], 'b64')}, {adds}, "
+                f"{transposed}, m)")

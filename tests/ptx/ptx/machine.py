@@ -1,14 +1,18 @@
 """Executes kernels: all threads of a grid at once, as arrays with a number for each thread."""
 import numpy as np
 
-from .instructions import BLOCK_INSTRUCTIONS, TYPES, WARP_INSTRUCTIONS, Translator
+from .barriers import Barriers
+from .instructions import BLOCK_INSTRUCTIONS, CONDITIONS, TYPES, WARP_INSTRUCTIONS, Translator
 from .memory import AccessError, Bytes, Shared, check_aligned
 from .parser import PtxError
-from .races import WARP, Threads
+from .races import WARP, Clocks, Threads
 from .tensor_core import ldmatrix_x4, mma_m16n8k16
+from .warpgroup import Products
 
 ENDED = 1 << 30
 LANES = np.arange(WARP, dtype=np.uint32)
+# A kernel with one of these has barriers that do not order all warps of a block, or warpgroups.
+ORDERED_BY_CLOCKS = ("bar.arrive", "mbarrier", "wgmma", "setmaxnreg")
 
 
 class Segment:
@@ -16,12 +20,13 @@ class Segment:
     of a segment or ENDED.
 
     A segment that begins with an instruction of a warp or of a block `waits_for` all its threads.
-    Those that follow in the segment have the same threads.
+    Those that follow in the segment have the same threads. A segment may also wait for a condition.
     """
 
     def __init__(self, first, end, waits_for, branch):
         self.first, self.end, self.waits_for, self.branch = first, end, waits_for, branch
         self.code = [None, None]  # for all threads, and for some
+        self.condition = None     # a function that returns the threads for which the condition is met
 
 
 class Program:
@@ -43,6 +48,7 @@ class Program:
         self.symbols.update({name: self.static for name, variable in used.items() if variable.size is None})
         self.translator = Translator(kernel, self.symbols)
         self.waits = any(instruction.opcode == "griddepcontrol.wait" for instruction in kernel.instructions)
+        self.by_clocks = any(instruction.opcode.startswith(ORDERED_BY_CLOCKS) for instruction in kernel.instructions)
         self.divide()
 
     def divide(self):
@@ -53,9 +59,9 @@ class Program:
             if instruction.parts[0] in ("bra", "ret"):
                 starts.add(at + 1)
                 synchronized = False
-            elif instruction.opcode.startswith(BLOCK_INSTRUCTIONS):
+            elif instruction.opcode.startswith((*BLOCK_INSTRUCTIONS, *CONDITIONS)):
                 starts.add(at)
-                synchronized = True
+                synchronized = instruction.opcode.startswith(BLOCK_INSTRUCTIONS)
             elif instruction.opcode.startswith(WARP_INSTRUCTIONS) and not synchronized:
                 starts.add(at)
                 synchronized = True
@@ -70,7 +76,10 @@ class Program:
         if last.parts[0] in ("bra", "ret"):
             target = ENDED if last.parts[0] == "ret" else number[self.kernel.labels[last.operands[0]]]
             branch = (last.guard, target)
-        return Segment(first, end, waits_for, branch)
+        found = Segment(first, end, waits_for, branch)
+        if opcode.startswith(CONDITIONS):
+            found.condition = self.translator.condition(first)
+        return found
 
     def code(self, segment, masked):
         if segment.code[masked] is None:
@@ -94,11 +103,14 @@ class Launch:
         self.lanes = np.arange(self.count)
         self.parameters = [TYPES[kind](argument) for kind, argument in zip(kernel.parameters, arguments)]
         self.registers = [np.zeros(self.count, TYPES[kind]) for kind in kernel.registers.values()]
-        self.shared = Shared(program.static + dynamic, self.threads.block, self.threads)
+        self.clocks = Clocks(self.threads, threads) if program.by_clocks else None
+        self.shared = Shared(program.static + dynamic, self.threads.block, self.threads, self.clocks)
         self.local = Bytes(program.local * self.count)
         self.special = self.special_registers(grid)
         self.copies, self.groups = [], np.zeros(self.count, np.int64)  # pending copies; committed groups of each thread
         self.waited = np.zeros(self.count, bool)
+        self.barriers = Barriers(self) if self.clocks else None
+        self.products = Products(self, program.translator.product_registers()) if self.clocks else None
         self.pc, self.uniform, self.at, self.executed = np.zeros(self.count, np.int64), 0, 0, 0
         device.begin(self.threads)
 
@@ -126,15 +138,19 @@ class Launch:
                 raise AccessError(f"{self.program.kernel.name}: {error}, at instruction {self.at}: {instruction.text}") from None
         if self.program.waits and not self.waited.all():
             raise PtxError(f"{self.program.kernel.name}: a thread ended without waiting for the previous kernel")
+        if self.products:
+            self.products.check_complete()
         return self.executed
 
     def step(self):
         """Executes a segment. Returns False if all threads have ended."""
-        if self.uniform is not None:
-            if self.uniform == ENDED:
-                return False
+        if self.uniform == ENDED:
+            return False
+        if self.uniform is not None and not self.program.segments[self.uniform].condition:
             number, mask, active = self.uniform, None, self.count
         else:
+            if self.uniform is not None:
+                self.pc = np.full(self.count, self.uniform)
             number, mask = self.next_segment()
             active = np.count_nonzero(mask)
         segment = self.program.segments[number]
@@ -145,19 +161,31 @@ class Launch:
 
     def next_segment(self):
         """Returns the first segment in which threads can run, and a mask of them."""
+        found = self.ready_segment()
+        while found is None and self.barriers and self.barriers.complete_copies():
+            found = self.ready_segment()
+        if found is not None:
+            return found
+        number = int(self.pc.min())
+        at = self.program.segments[number].first
+        raise PtxError(f"{self.program.kernel.name}: threads wait for others that never arrive, "
+                       f"at instruction {at}: {self.program.kernel.instructions[at].text}")
+
+    def ready_segment(self):
         for number in np.unique(self.pc).tolist():
             if number == ENDED:
                 break
-            mask, waits_for = self.pc == number, self.program.segments[number].waits_for
+            mask, segment = self.pc == number, self.program.segments[number]
+            waits_for = segment.waits_for
+            if segment.condition:
+                self.at = segment.first
+                mask &= segment.condition(self, self.registers, mask)
             if waits_for:
                 group = WARP if waits_for == "warp" else self.of_block
                 mask = np.repeat(mask.reshape(-1, group).all(1), group)
             if mask.any():
                 return number, mask
-        number = int(self.pc.min())
-        at = self.program.segments[number].first
-        raise PtxError(f"{self.program.kernel.name}: threads wait for others that never arrive, "
-                       f"at instruction {at}: {self.program.kernel.instructions[at].text}")
+        return None
 
     def branch(self, branch, number, mask):
         guard, target = branch if branch else (None, number + 1)
@@ -244,14 +272,25 @@ class Launch:
     def wait_for_copies(self, pending, mask):
         """Completes the copies of each active thread but those of its last `pending` groups."""
         active = np.ones(self.count, bool) if mask is None else mask
-        left = []
-        for lanes, offsets, words, groups in self.copies:
-            done = active[lanes] & (groups < self.groups[lanes] - pending)
-            if done.any():
-                self.shared.end_copy(offsets[done], list(words[:, done]), lanes[done])
-            if not done.all():
-                left.append((lanes[~done], offsets[~done], words[:, ~done], groups[~done]))
+        for lanes, offsets, words, _ in self.take(lambda lanes, groups: active[lanes] & (groups < self.groups[lanes] - pending)):
+            self.shared.end_copy(offsets, list(words), lanes)
+
+    def take_copies(self, lanes):
+        """Returns the pending copies of these threads, which no `wait_group` completes from now on."""
+        active = np.zeros(self.count, bool)
+        active[lanes] = True
+        return self.take(lambda lanes, _: active[lanes])
+
+    def take(self, chosen):
+        """Removes some of the pending copies, and returns them."""
+        left, taken = [], []
+        for copies in self.copies:
+            some = chosen(copies[0], copies[3])
+            for where, chosen_here in ((taken, some), (left, ~some)):
+                if chosen_here.any():
+                    where.append(tuple(numbers[..., chosen_here] for numbers in copies))
         self.copies = left
+        return taken
 
     def check_members(self, members, mask):
         active = members if mask is None or not np.ndim(members) else members[mask]
@@ -286,8 +325,14 @@ class Launch:
         self.check_members(members, mask)
         self.threads.warp_barriers[self.lanes if mask is None else mask] += 1
 
+    def any_of_warp(self, predicate, members, mask):
+        self.check_members(members, mask)
+        return np.repeat(predicate.reshape(-1, WARP).any(1), WARP)
+
     def block_barrier(self, mask):
         self.threads.block_barriers[self.lanes if mask is None else mask] += 1
+        if self.clocks:
+            self.clocks.barrier(self.barriers.whole_warps(mask))
 
     def count_in_block(self, predicate, mask):
         self.block_barrier(mask)

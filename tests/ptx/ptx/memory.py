@@ -2,7 +2,7 @@
 import numpy as np
 
 from .parser import PtxError
-from .races import AccessLog
+from .races import AccessLog, ClockLog
 
 GLOBAL_BASE = 1 << 40
 GAP = 256          # bytes between allocations, more than an access
@@ -132,15 +132,17 @@ class Shared(Bytes):
     NAME = "shared"
     GRANULE = 4  # bytes of a place
 
-    def __init__(self, size, of_thread, threads):
-        """`of_thread` is the block of each thread."""
+    def __init__(self, size, of_thread, threads, clocks=None):
+        """`of_thread` is the block of each thread. Clocks order its warps beside barriers of the block."""
         self.size = -(-size // 16) * 16 + 16
         self.limit = size
         blocks = int(of_thread[-1]) + 1
         super().__init__(self.size * blocks)
         self.start = of_thread.astype(np.int64) * self.size
-        self.log = AccessLog(len(self.bytes) // self.GRANULE, threads)
-        self.pending = np.zeros(len(self.bytes) // self.GRANULE, bool)
+        places = len(self.bytes) // self.GRANULE
+        self.log = ClockLog(places, threads, clocks) if clocks else AccessLog(places, threads)
+        self.pending = np.zeros(places, bool)
+        self.reading = np.zeros(places, np.int32)  # pending products that read the place
 
     def offsets(self, addresses, size, lanes):
         addresses = addresses.astype(np.uint64)
@@ -168,12 +170,18 @@ class Shared(Bytes):
     def write(self, addresses, dtype, numbers, lanes):
         size = np.dtype(dtype).itemsize * len(numbers)
         offsets = self.offsets(addresses, size, lanes)
-        self.store_checked(offsets, dtype, numbers, *self.log.write(self.places(offsets, size), lanes))
+        self.store_checked(offsets, dtype, numbers, *self.log.write(self.places_to_write(offsets, size), lanes))
+
+    def places_to_write(self, offsets, size):
+        places = self.places(offsets, size)
+        if self.reading[places].any():
+            raise AccessError("a race: pending products read the shared memory that this thread writes")
+        return places
 
     def begin_copy(self, addresses, size, lanes):
         """Reserves the target of an asynchronous copy. It holds poison until the copy is complete."""
         offsets = self.offsets(addresses, size, lanes)
-        places = self.places(offsets, size)
+        places = self.places_to_write(offsets, size)
         readers, writers = self.log.write(places, lanes)
         if readers.any() or writers.any():
             raise AccessError("a race: an asynchronous copy writes shared memory that another thread uses")
@@ -181,11 +189,40 @@ class Shared(Bytes):
         self.pending[places] = True
         return offsets
 
-    def end_copy(self, offsets, words, lanes):
+    def end_copy(self, offsets, words, lanes, epochs=None):
+        """Completes copies, which are accesses of these epochs of their warps."""
         places = places_of(offsets, 4 * len(words), self.GRANULE)
         self.pending[places] = False
-        self.log.set_writer(places, lanes)
+        self.log.set_writer(places, lanes, epochs)
         self.store(offsets, np.uint32, words)
+
+    def begin_products(self, addresses, warps, first_lanes):
+        """Reads 16-bit numbers by tensor cores, [warps, numbers of one], each two of which are a word.
+        Returns the numbers, and the places that are read until `end_products`."""
+        if (addresses > self.limit - 2).any():
+            raise AccessError(f"a matrix of a product is beyond the {self.limit} bytes of shared memory")
+        offsets = addresses + self.start[first_lanes][:, None]
+        places = offsets[:, ::2] // self.GRANULE
+        if self.pending[places].any():
+            raise AccessError("a product reads shared memory that a pending asynchronous copy will write")
+        unordered, invisible = self.log.read_by_tensor_cores(places, warps)
+        if unordered.any():
+            raise AccessError("a race: another thread writes the shared memory that a product reads")
+        if invisible.any():
+            raise AccessError("a product reads shared memory that was written without a fence between them")
+        np.add.at(self.reading, places, 1)
+        return self.as_type(np.uint16)[offsets // 2], places
+
+    def end_products(self, places, warps):
+        np.subtract.at(self.reading, places, 1)
+        self.log.end_reads(places, warps)
+
+    def check_barrier(self, addresses, lanes):
+        """A barrier in shared memory is used after the write that initialized it."""
+        log = self.log
+        places = self.places(self.offsets(addresses, 8, lanes), 8)
+        if log.unordered(places, log.writer, log.write_block, log.write_warp, lanes).any():
+            raise AccessError("a race: a barrier is used before another thread has initialized it")
 
     def add(self, addresses, numbers, lanes):
         """Adds u32 numbers in the order of the lanes. Returns the numbers before each addition."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 # The end of a statement, a brace, or a label.
 MARK = re.compile(r"[{};]|(?:(?<=[;{}])|(?m:^))\s*\$?\w+:(?!:)")
-GUARDED = re.compile(r"(?:@(!?)(%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
+GUARDED = re.compile(r"(?:@(!?)(%?[\w@]+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 VARIABLE = re.compile(r"\.(shared|local)\s+\.align\s+(\d+)\s+\.[a-z](\d+)\s+(\w+)(?:\[(\d*)\])?")
 TABLE = re.compile(r"^\.global \.align (\d+) \.b8 (\w+)\[\d+\] = \{([^}]*)\};", re.M)
 NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
@@ -121,13 +121,15 @@ class Scopes:
     def close(self):
         self.names.pop()
 
-    def declare(self, name, kind):
-        unique = name
+    def unique(self, name):
         if len(self.names) > 1:
             self.count += 1
-            unique = f"{name}@{self.count}"
-        self.names[-1][name] = unique
-        self.kernel.registers[unique] = kind
+            self.names[-1][name] = f"{name}@{self.count}"
+            return self.names[-1][name]
+        return name
+
+    def declare(self, name, kind):
+        self.kernel.registers[self.unique(name)] = kind
 
     def resolve(self, text):
         def unique(match):
@@ -161,12 +163,20 @@ def parse_kernel(name, text, of_module):
         elif statement == "}":
             scopes.close()
         elif statement.endswith(":"):
-            kernel.labels[statement[:-1]] = len(kernel.instructions)
+            kernel.labels[scopes.unique(statement[:-1])] = len(kernel.instructions)
         elif statement.startswith(".reg"):
             declare_registers(statement, scopes)
         elif statement and not statement.startswith((".shared", ".local", ".pragma", ".loc")):
-            kernel.instructions.append(parse_instruction(statement, scopes))
+            kernel.instructions += divided(parse_instruction(statement, scopes))
     return kernel
+
+
+def divided(instruction):
+    """A barrier of some warps is an arrival, which no thread waits for, and the wait."""
+    if instruction.opcode != "bar.sync" or len(instruction.operands) == 1:
+        return [instruction]
+    arrival, wait = (Instruction(instruction.guard, opcode, instruction.operands, instruction.text) for opcode in ("bar.arrive", "bar.wait"))
+    return [arrival, wait]
 
 
 def parse_instruction(statement, scopes):

@@ -15,6 +15,45 @@ class Threads:
         self.warp_barriers = np.ones(count, np.int32)
 
 
+class Clocks:
+    """What orders the warps of a block beside its barriers: barriers of some warps, and phases.
+
+    The accesses of a warp between two releases are an epoch. For each warp, `known` has the last epoch
+    of every warp of its block that is ordered before its next access (ORDERED), and the last one whose
+    writes its tensor cores see (VISIBLE). The lanes of a warp count as one.
+    """
+    ORDERED, VISIBLE = 0, 1
+
+    def __init__(self, threads, of_block):
+        self.threads, self.of_block = threads, of_block // WARP
+        warps = len(threads.number) // WARP
+        self.epoch = np.ones(warps, np.int32)
+        self.known = np.zeros((2, warps, self.of_block), np.int32)
+
+    def none(self):
+        return np.zeros((2, self.of_block), np.int32)
+
+    def release(self, warps):
+        """Ends an epoch of these warps. Returns what their next arrival makes known, [2, warps, of_block]."""
+        self.known[self.ORDERED, warps, warps % self.of_block] = self.epoch[warps]
+        self.epoch[warps] += 1
+        return self.known[:, warps].copy()
+
+    def acquire(self, warps, clock):
+        """Makes a clock [2, of_block] known to warps."""
+        self.known[:, warps] = np.maximum(self.known[:, warps], clock[:, None])
+
+    def barrier(self, warps):
+        """Orders all warps of blocks."""
+        clocks = self.release(warps).reshape(2, -1, self.of_block, self.of_block).max(2)
+        self.known[:, warps] = np.repeat(clocks, self.of_block, 1)
+
+    def fence(self, warps):
+        """Makes writes that are ordered before this visible to the tensor cores."""
+        self.release(warps)
+        self.known[self.VISIBLE, warps] = self.known[self.ORDERED, warps]
+
+
 class AccessLog:
     """The last accesses to each place of a memory. A place is a number of bytes.
 
@@ -39,7 +78,13 @@ class AccessLog:
         same_warp = threads.warp[of] == threads.warp[lanes][:, None]
         since = block_barriers[places] == threads.block_barriers[lanes][:, None]
         since_warp = warp_barriers[places] == threads.warp_barriers[lanes][:, None]
-        return ~none & (number != threads.number[lanes][:, None]) & (~same_block | (since & (~same_warp | since_warp)))
+        across_warps = self.across_warps(places, other, of, since, lanes)
+        return ~none & (number != threads.number[lanes][:, None]) & (~same_block | np.where(same_warp, since & since_warp, across_warps))
+
+    def across_warps(self, _places, _other, _of, since, _lanes):
+        """True where the access of another warp `of` the block is not ordered before. `since`: no barrier
+        of the block is between them."""
+        return since
 
     def read(self, places, lanes):
         """Records reads by lanes of places, an array [lanes, places of one]. True where a race is."""
@@ -80,8 +125,53 @@ class AccessLog:
         self.writer[places] = self.ATOMIC
         return races
 
-    def set_writer(self, places, lanes):
+    def set_writer(self, places, lanes, _epochs=None):
         threads = self.threads
         self.writer[places] = threads.number[lanes][:, None]
         self.write_block[places] = threads.block_barriers[lanes][:, None]
         self.write_warp[places] = threads.warp_barriers[lanes][:, None]
+
+
+class ClockLog(AccessLog):
+    """The last accesses to each place of shared memory in kernels whose warps are ordered by clocks."""
+
+    def __init__(self, places, threads, clocks):
+        super().__init__(places, threads)
+        self.clocks = clocks
+        self.write_epoch = np.zeros(places, np.int32)
+        self.read_epochs = np.zeros((places, clocks.of_block), np.int32)  # of the last read by each warp
+
+    def across_warps(self, places, other, of, _since, lanes):
+        if other is not self.writer:
+            return np.zeros(places.shape, bool)  # `write` compares the reads
+        known = self.clocks.known[Clocks.ORDERED, self.threads.warp[lanes][:, None], self.threads.warp[of] % self.clocks.of_block]
+        return self.write_epoch[places] > known
+
+    def read(self, places, lanes):
+        races = super().read(places, lanes)
+        warps = self.threads.warp[lanes]
+        self.end_reads(places, warps)
+        return races
+
+    def write(self, places, lanes):
+        warps = self.threads.warp[lanes]
+        late = self.read_epochs[places] > self.clocks.known[Clocks.ORDERED, warps][:, None]
+        late[np.arange(len(lanes)), :, warps % self.clocks.of_block] = False
+        readers, writers = super().write(places, lanes)
+        return readers | late.any(2), writers
+
+    def set_writer(self, places, lanes, epochs=None):
+        super().set_writer(places, lanes)
+        self.write_epoch[places] = (self.clocks.epoch[self.threads.warp[lanes]] if epochs is None else epochs)[:, None]
+
+    def read_by_tensor_cores(self, places, warps):
+        """Returns where tensor cores of warps read what is not ordered before, and what they do not see."""
+        of = np.maximum(self.writer[places], 1) - 1
+        ordered, visible = self.clocks.known[:, warps[:, None], self.threads.warp[of] % self.clocks.of_block]
+        own = self.threads.warp[of] == warps[:, None]
+        written = (self.writer[places] > 0) & (self.write_epoch[places] > visible)
+        return written & ~own & (self.write_epoch[places] > ordered), written
+
+    def end_reads(self, places, warps):
+        """Records that warps have read places, [warps, places of one]."""
+        self.read_epochs[places, (warps % self.clocks.of_block)[:, None]] = self.clocks.epoch[warps][:, None]

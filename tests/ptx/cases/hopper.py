@@ -1,0 +1,40 @@
+"""Prefill attention with products of a warpgroup: kernels/attention_hopper.cu."""
+from functools import partial
+
+from lab import Case
+from ptx.numbers import F32
+
+from .attention import PREFILL_QUERIES, Shape, arguments, prefill_tiles, reference, sequences
+from .tensor import limit
+
+THREADS, CHUNK, STAGES, ALIGNMENT = 384, 128, 2, 1024
+
+
+def shared_bytes(dim):
+    """`wgmma_shared` of kernels.rs: matrices in panels, barriers, and a number for each query."""
+    return (PREFILL_QUERIES + 2 * STAGES * CHUNK) * dim * 2 + 4 * STAGES * 8 + PREFILL_QUERIES * 4 + ALIGNMENT
+
+
+def prefill(shape, lab):
+    step = sequences(lab, shape)
+    wanted, tiles = reference(shape, step), prefill_tiles(shape, step)
+    out = lab.out(*wanted.shape)
+    lab.launch(f"attention_wgmma_{shape.kind}_{shape.dim}", (len(tiles) * shape.kv_heads, 1, 1), THREADS,
+               *arguments(shape, step, out, lab.put(tiles)), shared=shared_bytes(shape.dim))
+    lab.close(lab.get(out, wanted.shape, F32), wanted, limit(shape))
+
+
+def shapes(kind, dim):
+    # Each stage is filled twice or more. The second sequence has fewer queries than a warpgroup.
+    yield "five chunks", Shape(kind, dim, heads=2, kv_heads=1, lengths=(600, 17), rows=(60, 17)), dim == 64
+    yield "window, soft cap", Shape(kind, dim, heads=4, kv_heads=2, lengths=(300,), rows=(70,), window=140, soft_cap=5.0), False
+    yield "ALiBi, sinks", Shape(kind, dim, heads=3, kv_heads=1, lengths=(170,), rows=(50,), alibi=True, sinks=True, block_shift=5), False
+    yield "one chunk", Shape(kind, dim, lengths=(90, 128), rows=(20, 128)), False
+
+
+def cases():
+    for kind in ("bf16", "f16"):
+        for dim in (64, 128):
+            name = f"attention_wgmma_{kind}_{dim}"
+            for what, shape, quick in shapes(kind, dim):
+                yield Case(f"{name}, {what}", [name], partial(prefill, shape), quick, hopper=True)
