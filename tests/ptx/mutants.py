@@ -55,7 +55,7 @@ def warp_barriers(kernel, case, *which):
     return [Mutant(kernel, f"without barrier {i} of a warp", case, without(r"bar\.warp\.sync\s+-1;", i)) for i in which]
 
 
-# Of a wait for a phase, the condition.
+# The condition in a wait for a phase.
 PHASE = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 done, \[%r\d+\], (%r\d+);"
 NAMED = r"bar\.sync\s+%r\d+, %r\d+;"
 

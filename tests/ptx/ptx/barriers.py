@@ -44,13 +44,6 @@ class Barriers:
     def lanes(self, mask):
         return self.launch.lanes if mask is None else np.flatnonzero(mask)
 
-    def whole_warps(self, mask):
-        lanes = self.lanes(mask)
-        warps = np.unique(lanes // WARP)
-        if len(warps) * WARP != len(lanes):
-            raise PtxError("unknown PTX: an instruction of some lanes of a warp")
-        return warps
-
     def by_key(self, numbers, lanes):
         """Yields each block and number, with its lanes."""
         numbers = self.launch.for_all(numbers)[lanes].astype(np.int64)
@@ -61,8 +54,8 @@ class Barriers:
     # ---- barriers of some warps, by number
 
     def arrive_at_named(self, numbers, counts, mask):
-        warps = self.whole_warps(mask)
-        clocks = dict(zip(warps.tolist(), self.clocks.release(warps).transpose(1, 0, 2)))
+        self.launch.whole_warps(mask)
+        clocks = self.released(self.lanes(mask))
         for key, lanes in self.by_key(numbers, self.lanes(mask)):
             count = int(self.launch.for_all(counts)[lanes[0]])
             if not 1 <= key[1] <= 15 or count % WARP or (self.launch.for_all(counts)[lanes] != count).any():
@@ -105,6 +98,7 @@ class Barriers:
             yield self.phases[key], of
 
     def released(self, lanes):
+        """Ends an epoch of the warps of these lanes. Returns what each warp makes known."""
         warps = np.unique(lanes // WARP)
         return dict(zip(warps.tolist(), self.clocks.release(warps).transpose(1, 0, 2)))
 
@@ -148,20 +142,20 @@ class Barriers:
         return np.ones(self.launch.count, bool)
 
     def fence(self, mask):
-        self.clocks.fence(self.whole_warps(mask))
+        self.clocks.fence(self.launch.whole_warps(mask))
 
     # ---- registers
 
     def registers_free(self, count, mask):
         """True for the threads whose block has enough registers left for all of them."""
-        warps, of_block = self.whole_warps(mask), self.clocks.of_block
+        warps, of_block = self.launch.whole_warps(mask), self.clocks.of_block
         wanted = np.zeros(len(self.registers), np.int64)
         wanted[warps] = count - self.registers[warps]
         per_block = (self.registers + wanted).reshape(-1, of_block).sum(1) * WARP
         return np.repeat(per_block <= REGISTERS, of_block * WARP)
 
     def set_registers(self, count, grows, mask):
-        warps = self.whole_warps(mask)
+        warps = self.launch.whole_warps(mask)
         if count % 8 or not 24 <= count <= 256 or ((self.registers[warps] > count) if grows else (self.registers[warps] < count)).any():
             raise PtxError(f"a warp cannot change its registers from {self.registers[warps[0]]} to {count}")
         self.registers[warps] = count

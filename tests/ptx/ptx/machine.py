@@ -292,6 +292,14 @@ class Launch:
         self.copies = left
         return taken
 
+    def whole_warps(self, mask):
+        """Returns the active warps, all lanes of which are active."""
+        active = np.ones(self.count, bool) if mask is None else mask
+        lanes = active.reshape(-1, WARP)
+        if (lanes.any(1) != lanes.all(1)).any():
+            raise PtxError("unknown PTX: an instruction of some lanes of a warp")
+        return np.flatnonzero(lanes.all(1))
+
     def check_members(self, members, mask):
         active = members if mask is None or not np.ndim(members) else members[mask]
         if not np.all(active == np.uint32(0xFFFFFFFF)):
@@ -332,7 +340,7 @@ class Launch:
     def block_barrier(self, mask):
         self.threads.block_barriers[self.lanes if mask is None else mask] += 1
         if self.clocks:
-            self.clocks.barrier(self.barriers.whole_warps(mask))
+            self.clocks.barrier(self.whole_warps(mask))
 
     def count_in_block(self, predicate, mask):
         self.block_barrier(mask)

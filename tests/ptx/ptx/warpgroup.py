@@ -41,15 +41,14 @@ class Matrices:
         """Returns the addresses of numbers as [warps, count, STEP] or, if rows have the numbers that are
         not summed over, as [warps, STEP, count]."""
         numbers, k = np.arange(count), np.arange(STEP)
-        eight, within = self.row // 16 * 8, 2
         if not transposed:
             numbers, k = numbers[:, None], k[None]
             chunks = k // 8 * (self.leading if self.row == 16 else 16)
-            found = self.start + numbers // 8 * self.stride + numbers % 8 * self.row + chunks + k % 8 * within
+            found = self.start + numbers // 8 * self.stride + numbers % 8 * self.row + chunks + k % 8 * 2
         else:
-            numbers, k = numbers[None], k[:, None]
+            numbers, k, of_row = numbers[None], k[:, None], self.row // 2  # numbers of a row of the pattern
             of_rows, of_k = (self.stride, self.leading) if self.row == 16 else (self.leading, self.stride)
-            found = self.start + numbers // eight * of_rows + numbers % eight * within + k // 8 * of_k + k % 8 * self.row
+            found = self.start + numbers // of_row * of_rows + numbers % of_row * 2 + k // 8 * of_k + k % 8 * self.row
         return found ^ (found & self.pattern_rows()) >> 3
 
 
@@ -87,13 +86,6 @@ class Products:
     def commit(self, mask):
         self.groups[self.launch.lanes if mask is None else mask] += 1
 
-    def warps(self, mask):
-        """Returns the active warps, and their first threads."""
-        warps = np.arange(self.launch.count // WARP) if mask is None else np.flatnonzero(mask.reshape(-1, WARP).all(1))
-        if mask is not None and WARP * len(warps) != np.count_nonzero(mask):
-            raise PtxError("unknown PTX: a product by some lanes of a warp")
-        return warps, warps * WARP
-
     def of_warps(self, numbers, first):
         """Returns the operand of each warp, which all its threads have."""
         lanes = np.broadcast_to(numbers, (self.launch.count,)).reshape(-1, WARP)[first // WARP]
@@ -114,7 +106,8 @@ class Products:
     def multiply(self, kind, d, a, b, adds, transposed, mask):
         """d = a * b, or d += a * b. `a` is a list of registers, or descriptors; `b` are descriptors.
         `transposed` says whether rows of a and of b have the numbers that are not summed over."""
-        warps, first = self.warps(mask)
+        warps = self.launch.whole_warps(mask)
+        first = warps * WARP  # threads
         active = np.ones(self.launch.count, bool) if mask is None else mask
         in_registers, reads = isinstance(a, list), []
         self.check_fenced(d + (a if in_registers else []), active)
