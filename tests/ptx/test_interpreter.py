@@ -311,6 +311,7 @@ class ProductsOfWarpgroups(unittest.TestCase):
             ("before the wait", "wait_group.sync.aligned 0;", "wait_group.sync.aligned 1;"),
             ("before the wait", "wgmma.commit_group.sync.aligned;", ""),
             ("pending products read", "wgmma.wait", "st.shared.u32 [%r6], 0; wgmma.wait"),
+            ("pending products read", "wgmma.wait", "atom.shared.add.u32 %r5, [%r6], 1; wgmma.wait"),
         ):
             with self.assertRaisesRegex(PtxError, problem):
                 self.multiply(change=lambda body: body.replace(old, new))

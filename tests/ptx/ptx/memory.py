@@ -227,7 +227,7 @@ class Shared(Bytes):
     def add(self, addresses, numbers, lanes):
         """Adds u32 numbers in the order of the lanes. Returns the numbers before each addition."""
         offsets = self.offsets(addresses, 4, lanes)
-        if self.log.add(self.places(offsets, 4), lanes).any():
+        if self.log.add(self.places_to_write(offsets, 4), lanes).any():
             raise AccessError("a race: another thread accesses the shared memory of an atomic addition")
         view, before = self.as_type(np.uint32), np.empty(len(lanes), np.uint32)
         for i, (place, number) in enumerate(zip((offsets // 4).tolist(), numbers)):
