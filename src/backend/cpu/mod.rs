@@ -96,7 +96,7 @@ impl CpuBackend {
 
     fn with_pool(isa: Option<Isa>, pool: impl FnOnce() -> Result<Pool>) -> Result<CpuBackend> {
         let isa = isa.unwrap_or_else(Isa::detect);
-        if !isa.is_present() {
+        if !isa.can_run() {
             return Err(Error::unsupported(format!(
                 "isa is {}, which this machine does not support; give at most {}",
                 isa.name(),

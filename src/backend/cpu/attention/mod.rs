@@ -25,8 +25,6 @@ use std::marker::PhantomData;
 use std::ptr::null;
 use std::sync::{Mutex, PoisonError};
 
-#[cfg(test)]
-use super::kv::Paired;
 use super::kv::{Cached, Kv, with_cached};
 use super::lanes::{self, Kernel, Lanes, load_some, store_some};
 use super::matmul::{LINE, Machine};
@@ -159,14 +157,6 @@ pub fn attention(machine: Machine, scratch: &[Mutex<AttentionScratch>], args: Ar
 fn run<E: Cached>(Machine { isa, pool }: Machine, scratch: &[Mutex<AttentionScratch>], args: Args, out: SendPtr<f32>) {
     // SAFETY: the CPU supports `isa`, which `Isa::run` requires.
     each_task::<E>(pool, scratch, args, out, &|attend| unsafe { isa.run(attend) });
-}
-
-/// Runs the attention in bf16 pairs on the portable path, on any CPU.
-#[cfg(test)]
-pub fn attention_in_plain_pairs(pool: &Pool, scratch: &[Mutex<AttentionScratch>], args: Args, out: &mut Buf) {
-    let out = SendPtr(out.as_mut_ptr());
-    // SAFETY: the portable path requires no CPU features.
-    each_task::<Paired>(pool, scratch, args, out, &|attend| unsafe { attend.run::<lanes::Portable<true>>() });
 }
 
 #[derive(Clone, Copy)]

@@ -10,8 +10,6 @@ mod vectors;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-#[cfg(test)]
-pub use portable::Portable;
 pub(super) use vectors::folded;
 pub use vectors::{
     exp, exp_for_bf16, greatest, greatest_magnitude, load_some, load_some_words, opaque, prefetch, round_in_place, store_some, sum,

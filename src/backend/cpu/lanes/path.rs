@@ -7,6 +7,7 @@ use super::x86;
 use crate::types::options::Isa;
 
 impl Isa {
+    /// Returns true if the CPU supports this path.
     pub fn is_present(self) -> bool {
         match self {
             Isa::Portable => true,
@@ -36,17 +37,26 @@ impl Isa {
         Isa::ALL.into_iter().rfind(|isa| isa.is_present()).unwrap_or(Isa::Portable)
     }
 
+    /// Returns true if kernels can use this path. Tests emulate paths that the CPU does not support.
+    pub(in super::super) fn can_run(self) -> bool {
+        self.is_present() || (cfg!(all(test, target_arch = "x86_64")) && Isa::Avx2.is_present())
+    }
+
     /// Returns true if vectors have 512 bits.
     pub(in super::super) fn is_512(self) -> bool {
         matches!(self, Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16)
     }
 
     /// # Safety
-    /// `self.is_present()`, and the kernel's pointers are valid as the kernel documents.
+    /// `self.can_run()`, and the kernel's pointers are valid as the kernel documents.
     #[inline]
     pub(in super::super) unsafe fn run<K: Kernel>(self, kernel: K) {
-        // SAFETY: the caller guarantees that `self` is present, so each branch's CPU features are
-        // too.
+        #[cfg(all(test, target_arch = "x86_64"))]
+        if !self.is_present() {
+            // SAFETY: a path that can run and is not present requires AVX2 only.
+            return unsafe { run_emulated(self, kernel) };
+        }
+        // SAFETY: the path is present, so each branch's CPU features are too.
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
@@ -59,7 +69,7 @@ impl Isa {
                 Isa::AvxVnni if K::BYTES => run_avx_vnni(kernel),
                 #[cfg(target_arch = "x86_64")]
                 Isa::AvxVnni | Isa::Avx2 => run_avx2(kernel),
-                _ => kernel.run::<Portable<false>>(),
+                _ => kernel.run::<Portable>(),
             }
         }
     }
@@ -98,4 +108,19 @@ unsafe fn run_avx512<K: Kernel>(kernel: K) {
 unsafe fn run_avx2<K: Kernel>(kernel: K) {
     // SAFETY: this function enables all CPU features of the lane type.
     unsafe { kernel.run::<x86::Avx2>() }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn run_emulated<K: Kernel>(isa: Isa, kernel: K) {
+    // SAFETY: this function enables all CPU features of the emulated lane types.
+    unsafe {
+        match isa {
+            Isa::Avx512Bf16 if K::PAIRS => kernel.run::<x86::emulated::Avx512Bf16>(),
+            Isa::Avx512Bf16 | Isa::Avx512Vnni if K::BYTES => kernel.run::<x86::emulated::Avx512Vnni>(),
+            Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 => kernel.run::<x86::emulated::Avx512>(),
+            Isa::AvxVnni if K::BYTES => kernel.run::<x86::emulated::AvxVnni>(),
+            _ => kernel.run::<x86::Avx2>(),
+        }
+    }
 }

@@ -3,17 +3,16 @@
 use super::Lanes;
 use crate::backend::e4m3::E4m3;
 
-/// Eight floats in an array, compiled for the target's baseline. With `PAIRS`, it also emulates
-/// multiplication of bf16 pairs, so that kernels for pairs can be tested on every CPU.
+/// Eight floats in an array, compiled for the target's baseline.
 #[derive(Clone, Copy)]
-pub struct Portable<const PAIRS: bool = false>;
+pub struct Portable;
 
 #[inline(always)]
 fn each(f: impl Fn(usize) -> f32) -> [f32; 8] {
     [f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7)]
 }
 
-impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
+impl Lanes for Portable {
     const N: usize = 8;
     const ATTENTION_TILES: bool = !cfg!(target_arch = "x86_64");
     type V = [f32; 8];
@@ -142,16 +141,5 @@ impl<const PAIRS: bool> Lanes for Portable<PAIRS> {
             }
         }
         sum
-    }
-    const PAIRS: bool = PAIRS;
-    #[inline(always)]
-    unsafe fn fma_pairs(a: [u32; 8], b: [u32; 8], c: [f32; 8]) -> [f32; 8] {
-        // SAFETY: the portable path requires no CPU features.
-        unsafe { Self::fma(Self::low_bf16(a), Self::low_bf16(b), Self::fma(Self::high_bf16(a), Self::high_bf16(b), c)) }
-    }
-    #[inline(always)]
-    unsafe fn store_bf16(p: *mut u16, v: [f32; 8]) {
-        // SAFETY: the caller's pointer is valid for 8 numbers.
-        unsafe { p.cast::<[u16; 8]>().write_unaligned(v.map(|x| half::bf16::from_f32(x).to_bits())) }
     }
 }

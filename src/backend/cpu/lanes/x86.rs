@@ -213,63 +213,75 @@ macro_rules! pairs {
     };
 }
 
-/// Transposes 16 rows of 16 words in four steps of shuffles. Each step is written out per
-/// vector, so that all vectors stay in registers.
-#[inline]
-#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn turn_pairs(x: *const f32, pitch: usize, rows: usize, out: *mut u32) {
-    macro_rules! turned {
-        ($($r:literal)*) => {
-            // SAFETY: each of the caller's rows has 32 numbers. The last row replaces missing
-            // ones.
-            [$(unsafe {
-                let x = x.add($r.min(rows - 1) * pitch);
-                std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x.add(16)), _mm512_loadu_ps(x)))
-            }),*]
-        };
-    }
-    // Replaces each pair of vectors by the results of the two shuffles.
-    macro_rules! step {
-        ($v:ident, $low:expr, $high:expr, $(($a:literal $b:literal))*) => {
-            $(($v[$a], $v[$b]) = ($low($v[$a], $v[$b]), $high($v[$a], $v[$b]));)*
-        };
-    }
-    let mut v: [__m512i; 16] =
-        turned!(0usize 1usize 2usize 3usize 4usize 5usize 6usize 7usize 8usize 9usize 10usize 11usize 12usize 13usize 14usize 15usize);
-    // Unpack low and high within each 128-bit quarter: words of two rows, then of four.
-    step!(v, _mm512_unpacklo_epi32, _mm512_unpackhi_epi32, (0 1)(2 3)(4 5)(6 7)(8 9)(10 11)(12 13)(14 15));
-    step!(v, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64, (0 2)(1 3)(4 6)(5 7)(8 10)(9 11)(12 14)(13 15));
-    // Shuffle whole quarters, even and odd: words of eight rows, then of all. Of each four
-    // words, the second and the third end up swapped.
-    step!(v, _mm512_shuffle_i32x4::<0x88>, _mm512_shuffle_i32x4::<0xdd>, (0 4)(1 5)(2 6)(3 7)(8 12)(9 13)(10 14)(11 15));
-    step!(v, _mm512_shuffle_i32x4::<0x88>, _mm512_shuffle_i32x4::<0xdd>, (0 8)(1 9)(2 10)(3 11)(4 12)(5 13)(6 14)(7 15));
-    let there: __mmask16 = 0xffff >> (16 - rows);
-    macro_rules! stored {
-        ($(($word:literal $from:literal))*) => {
-            // SAFETY: the caller's buffer has space for these words.
-            $(unsafe { _mm512_mask_storeu_epi32(out.add($word * rows).cast(), there, v[$from]) };)*
-        };
-    }
-    stored!((0 0)(1 2)(2 1)(3 3)(4 4)(5 6)(6 5)(7 7)(8 8)(9 10)(10 9)(11 11)(12 12)(13 14)(14 13)(15 15));
+/// Rounds the rows of `turn_pairs` to bf16. The last row replaces missing ones.
+macro_rules! rounded_rows {
+    ($x:ident, $pitch:ident, $rows:ident: $($r:literal)*) => {
+        // SAFETY: each of the caller's rows has 32 numbers.
+        [$(unsafe {
+            let x = $x.add($r.min($rows - 1) * $pitch);
+            std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x.add(16)), _mm512_loadu_ps(x)))
+        }),*]
+    };
 }
 
-avx512!(
-    Avx512,
-    (
-        __m512i,
-        _mm512_add_epi32,
-        _mm512_madd_epi16,
-        _mm512_and_si512,
-        _mm512_set1_epi16,
-        _mm512_slli_epi16,
-        _mm512_srli_epi16,
-        _mm512_srai_epi16,
-        _mm512_add_epi16,
-        _mm512_maddubs_epi16
-    )
-);
-avx512!(Avx512Vnni, (__m512i, _mm512_dpbusd_epi32));
-avx512!(Avx512Bf16, (__m512i, _mm512_dpbusd_epi32), bf16);
+/// Replaces each pair of vectors by the results of the two shuffles.
+macro_rules! shuffled {
+    ($v:ident, $low:expr, $high:expr, $(($a:literal $b:literal))*) => {
+        $(($v[$a], $v[$b]) = ($low($v[$a], $v[$b]), $high($v[$a], $v[$b]));)*
+    };
+}
+
+/// Stores the words that vector `from` has, for the rows that exist.
+macro_rules! store_words {
+    ($v:ident, $out:ident, $rows:ident: $(($word:literal $from:literal))*) => {
+        let there: __mmask16 = 0xffff >> (16 - $rows);
+        // SAFETY: the caller's buffer has space for these words.
+        $(unsafe { _mm512_mask_storeu_epi32($out.add($word * $rows).cast(), there, $v[$from]) };)*
+    };
+}
+
+/// The AVX-512 paths, on the instructions that the module has imported. `features` are those of
+/// the function that transposes pairs.
+macro_rules! avx512_paths {
+    ($features:literal) => {
+        /// Transposes 16 rows of 16 words in four steps of shuffles. Each step is written out per
+        /// vector, so that all vectors stay in registers.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn turn_pairs(x: *const f32, pitch: usize, rows: usize, out: *mut u32) {
+            let mut v: [__m512i; 16] =
+                rounded_rows!(x, pitch, rows: 0usize 1usize 2usize 3usize 4usize 5usize 6usize 7usize 8usize 9usize 10usize 11usize 12usize 13usize 14usize 15usize);
+            // Unpack low and high within each 128-bit quarter: words of two rows, then of four.
+            shuffled!(v, _mm512_unpacklo_epi32, _mm512_unpackhi_epi32, (0 1)(2 3)(4 5)(6 7)(8 9)(10 11)(12 13)(14 15));
+            shuffled!(v, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64, (0 2)(1 3)(4 6)(5 7)(8 10)(9 11)(12 14)(13 15));
+            // Shuffle whole quarters, even and odd: words of eight rows, then of all. Of each four
+            // words, the second and the third end up swapped.
+            shuffled!(v, _mm512_shuffle_i32x4::<0x88>, _mm512_shuffle_i32x4::<0xdd>, (0 4)(1 5)(2 6)(3 7)(8 12)(9 13)(10 14)(11 15));
+            shuffled!(v, _mm512_shuffle_i32x4::<0x88>, _mm512_shuffle_i32x4::<0xdd>, (0 8)(1 9)(2 10)(3 11)(4 12)(5 13)(6 14)(7 15));
+            store_words!(v, out, rows: (0 0)(1 2)(2 1)(3 3)(4 4)(5 6)(6 5)(7 7)(8 8)(9 10)(10 9)(11 11)(12 12)(13 14)(14 13)(15 15));
+        }
+
+        avx512!(
+            Avx512,
+            (
+                __m512i,
+                _mm512_add_epi32,
+                _mm512_madd_epi16,
+                _mm512_and_si512,
+                _mm512_set1_epi16,
+                _mm512_slli_epi16,
+                _mm512_srli_epi16,
+                _mm512_srai_epi16,
+                _mm512_add_epi16,
+                _mm512_maddubs_epi16
+            )
+        );
+        avx512!(Avx512Vnni, (__m512i, _mm512_dpbusd_epi32));
+        avx512!(Avx512Bf16, (__m512i, _mm512_dpbusd_epi32), bf16);
+    };
+}
+
+avx512_paths!("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl");
 
 macro_rules! avx2 {
     ($name:ident, $dot:tt) => {
@@ -309,3 +321,7 @@ avx2!(
     )
 );
 avx2!(AvxVnni, (__m256i, _mm256_dpbusd_avx_epi32));
+
+/// The paths above that few machines have, on instructions that most machines have.
+#[cfg(test)]
+pub mod emulated;

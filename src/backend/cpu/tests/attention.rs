@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
-use crate::backend::cpu::attention;
 
 /// A test case of attention with two sequences: one in the middle of its prompt, one decoding.
 struct Case {
@@ -12,8 +11,6 @@ struct Case {
     sinks: Vec<f32>,
     block_size: usize,
     dtype: KvDtype,
-    /// Emulates the path with pairs.
-    plain_pairs: bool,
     /// Computes each row in a separate batch.
     alone: bool,
 }
@@ -70,23 +67,15 @@ impl Case {
         let qkv: Vec<f32> = rows.iter().flat_map(|&(s, p)| at(s, p)[..shape.row_width()].to_vec()).collect();
         let mut out = poisoned(backend, rows.len() * shape.out_width());
         let sinks = (!sinks.is_empty()).then(|| buf(backend, sinks));
-        self.attend(backend, &inputs, sinks.as_ref(), &buf(backend, &qkv), &kv, &mut out);
+        backend.attention(&inputs, 0, shape, sinks.as_ref(), &buf(backend, &qkv), &kv, &mut out);
         let expected = rows.iter().flat_map(|&(s, p)| self.reference(p, |i| at(s, i))).collect();
         (out.to_vec(), expected)
-    }
-
-    fn attend(&self, backend: &CpuBackend, inputs: &Inputs, sinks: Option<&Buf>, qkv: &Buf, kv: &kv::Kv, out: &mut Buf) {
-        if !self.plain_pairs {
-            return backend.attention(inputs, 0, &self.shape, sinks, qkv, kv, out);
-        }
-        let args = attention::Args { inputs, group: 0, groups: 1, shape: &self.shape, sinks: sinks.map(|sinks| &sinks[..]), qkv, kv };
-        attention::attention_in_plain_pairs(&backend.pool, &backend.scratch, args, out);
     }
 
     /// Returns true if queries and probabilities are rounded to bf16.
     fn in_pairs(&self, backend: &CpuBackend) -> bool {
         let pairs = self.dtype == KvDtype::Bf16 && self.shape.values == Values::Own && self.shape.head_dim.is_multiple_of(2);
-        pairs && (self.plain_pairs || backend.isa() == Isa::Avx512Bf16)
+        pairs && backend.isa() == Isa::Avx512Bf16
     }
 
     /// Computes one row for all heads in f64, over K and V as stored.
@@ -142,15 +131,11 @@ fn attention_is_correct_and_batch_invariant_for_all_features() {
     for backend in backends() {
         for (i, (shape, sinks)) in shapes.iter().enumerate() {
             for block_size in [8, 16, 256] {
-                for (dtype, plain_pairs) in KvDtype::ALL.map(|dtype| (dtype, false)).into_iter().chain([(KvDtype::Bf16, true)]) {
-                    let case = Case { shape: *shape, sinks: sinks.clone(), block_size, dtype, plain_pairs, alone: false };
-                    if plain_pairs && !(case.in_pairs(&backend) && backend.isa() == Isa::Portable) {
-                        continue;
-                    }
+                for dtype in KvDtype::ALL {
+                    let case = Case { shape: *shape, sinks: sinks.clone(), block_size, dtype, alone: false };
                     let tolerance = if case.in_pairs(&backend) { 8e-3 } else { 2e-5 };
                     let (found, expected) = case.run(&backend);
-                    let pairs = if plain_pairs { ", in plain pairs" } else { "" };
-                    let name = format!("{} shape {i}, blocks of {block_size}, {dtype:?}{pairs}", backend.isa().name());
+                    let name = format!("{} shape {i}, blocks of {block_size}, {dtype:?}", backend.isa().name());
                     assert_near(&name, &found, &expected, tolerance);
                     if block_size == 16 {
                         assert!(found == Case { alone: true, ..case }.run(&backend).0, "{name}: a single row has other bits");

@@ -170,6 +170,24 @@ fn a_row_times_blocks_has_the_same_bits_alone_and_in_a_batch() {
 }
 
 #[test]
+fn paths_with_vnni_have_the_bits_of_those_without() {
+    let (rows, outs, cols) = (21, 70, 512);
+    let x = numbers(rows * cols, 6);
+    for (kind, isa) in types().flat_map(|kind| [Isa::AvxVnni, Isa::Avx512Vnni].map(|isa| (kind, isa))) {
+        let product = |isa: Isa| {
+            let backend = CpuBackend::new(2, Some(isa)).unwrap();
+            backend.reserve_rows(rows, cols).unwrap();
+            let (w, mut out) = (load(&backend, cols, &[blocks(kind, outs, cols, 5)]).unwrap(), poisoned(&backend, rows * outs));
+            backend.matmul(rows, &buf(&backend, &x), &w, None, &mut out);
+            out.iter().map(|number| number.to_bits()).collect::<Vec<_>>()
+        };
+        if isa.can_run() {
+            assert!(product(isa) == product(isa.bits()), "{} {}", isa.name(), kind.name());
+        }
+    }
+}
+
+#[test]
 fn sections_of_one_matrix_may_have_different_types() {
     let cols = 512;
     let part = |kind: Option<BlockType>, rows: usize| match kind {
