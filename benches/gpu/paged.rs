@@ -37,7 +37,8 @@ fn sizes(options: &Options, backend: &CudaBackend, (heads, kv_heads): (usize, us
     let sequences = Sequences::equal(batch, context);
     let limit = 1e6 * options.ceilings.min_seconds(sequences.bytes(kv_heads) as f64, 0.0);
     let case = |what: String| format!("{heads}/{kv_heads} heads, batch {batch}, context {context}, {what}");
-    let shape = |block_size: usize| json!({"heads": heads, "kv_heads": kv_heads, "batch": batch, "context": context, "block_size": block_size});
+    let shape =
+        |block_size: usize| json!({"heads": heads, "kv_heads": kv_heads, "batch": batch, "context": context, "block_size": block_size});
     let Some(contiguous) = time(options, backend, &layer, sequences.in_blocks_of(context), 1)? else {
         skipped(PART, &case("all".into()), "the device has too little memory");
         return Ok(());
