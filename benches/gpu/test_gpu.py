@@ -51,6 +51,13 @@ class Limits(unittest.TestCase):
             names = [(found[2], found[4].split()[0] if found[1] == "sanitized" else "") for found in map(PART.match, text.splitlines()) if found]
             self.assertEqual(len(names), len(set(names)), script)
 
+    def test_selected_tests_exist(self):
+        for script, array, program in [("works", "ON_DEVICE", "engine"), ("sanitizers", "SOME", "ops")]:
+            names = re.search(rf"^{array}=\(([^)]*)\)", (HERE / f"{script}.sh").read_text(), re.M)[1].split()
+            tests = re.findall(r"#\[test\]\nfn (\w+)", (HERE.parents[1] / "tests" / "cuda" / f"{program}.rs").read_text())
+            unknown = [name for name in names if not any(name in test for test in tests)]
+            self.assertEqual((unknown, len(names) > 5), ([], True))
+
     def test_scripts_have_no_syntax_errors(self):
         for script in [*SCRIPTS, "common", "build"]:
             subprocess.run(["bash", "-n", HERE / f"{script}.sh"], check=True)
