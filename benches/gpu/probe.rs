@@ -196,7 +196,7 @@ fn wgmma(instruction: Instruction, dtype: &str) -> String {
     let load = format!(
         "  mov.u32 %panels, panels;
   mad.lo.u32 %to, %lane, {}, %panels;{copies}
-  fence.proxy.async;
+  fence.proxy.async.shared::cta;
   bar.sync 0;
   shr.u32 %panels, %panels, 4;
   cvt.u64.u32 %matrix, %panels;
