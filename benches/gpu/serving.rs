@@ -123,7 +123,7 @@ fn print(load: &str, seconds: f64, served: &[Served]) {
     let per_token = sorted(served.iter().filter_map(Served::per_token));
     for (name, times) in [("TTFT", first), ("TPOT", per_token)] {
         for percent in PERCENTILES.into_iter().filter(|_| !times.is_empty()) {
-            line(format!("{name} p{percent}"), 1e3 * times[(times.len() - 1) * percent / 100], "ms");
+            line(format!("{name} p{percent}"), 1e3 * times[(times.len() * percent).div_ceil(100) - 1], "ms");
         }
     }
 }
