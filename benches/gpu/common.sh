@@ -18,14 +18,18 @@ built=$work/built
 mkdir -p "$results" "$lines" "$built" "$work/lib" "$work/python"
 : >"$log"
 
+is_selected() { # PART
+    [[ -z ${PARTS:-} || " $PARTS " == *" $1 "* ]]
+}
+
 report() { # PART error|skipped REASON
-    echo "{\"part\": \"$1\", \"$2\": \"$3\"}" >>"$lines/run.jsonl"
+    is_selected "$1" && echo "{\"part\": \"$1\", \"$2\": \"$3\"}" >>"$lines/run.jsonl"
 }
 
 part() { # NAME SECONDS COMMAND...: keeps the output lines, and reports a failure
     local name=$1 limit=$2 start=$SECONDS code
     shift 2
-    [[ -z ${PARTS:-} || " $PARTS " == *" $name "* ]] || return
+    is_selected "$name" || return
     timeout -k 5 "$limit" "$@" >"$lines/$name.jsonl" 2>"$work/$name.err"
     code=$?
     [ "$code" = 0 ] || report "$name" error "exit status $code after $((SECONDS - start)) of $limit s; see $script.log"

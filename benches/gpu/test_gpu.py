@@ -114,6 +114,7 @@ class Machine(unittest.TestCase):
     def test_only_selected_parts_run(self):
         status, results, log = self.run_script("kernels", PARTS="thresholds", SMALL="1")
         self.assertEqual((status, len(results["rows"]), results["rows"][0]["share"]), (0, 1, 0.5))
+        self.assertEqual(results["verdicts"], [])
         self.assertRegex(log, "== thresholds: .*/gpu thresholds --models=.* --small\n")
 
     def test_sanitizers_run_side_by_side_and_their_reports_are_kept(self):
