@@ -111,9 +111,6 @@ fn assert_products(what: &str, found: &[f32], x: &[f32], w: &[f32], cols: usize,
     let row = |x| w.chunks_exact(cols).zip(bias).map(move |(w, bias)| sum(x, w, *bias) as f32);
     let expected: Vec<f32> = x.chunks_exact(cols).flat_map(row).collect();
     let distance = relative_distance(found, &expected);
-    if std::env::var("SHOW").is_ok() {
-        eprintln!("DIST blocks {distance:e} {what}");
-    }
     assert!(distance <= 1e-5, "{what}: the products have a relative distance of {distance:e} from those of the numbers");
 }
 

@@ -50,14 +50,10 @@ fn assert_equal_on_backend(name: &str, bound: f64, case: &impl Case, backend: &C
             panic!("{name}: element {i} of result {result} is {}, on the CPU {}", found[i], expected[i]);
         }
         let distance = relative_distance(found, expected);
-        if std::env::var("SHOW").is_ok() {
-            eprintln!("DIST {bound:e} {distance:e} {name} {result}");
-        } else {
-            assert!(
-                distance <= bound,
-                "{name}: result {result} has a relative distance of {distance:e} from that of the CPU, more than {bound}"
-            );
-        }
+        assert!(
+            distance <= bound,
+            "{name}: result {result} has a relative distance of {distance:e} from that of the CPU, more than {bound}"
+        );
     }
 }
 
