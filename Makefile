@@ -45,7 +45,7 @@ demo: $(TOOL)
 test: setup
 	@scripts/test.sh
 
-stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-mpi test-parallel test-abi test-go test-server-go test-python test-java test-node test-peers test-scale test-examples test-tool test-install test-packages test-server-cpp paper-quick
+stages: lint test-c test-rust test-cpp test-soak test-kernels test-connectors test-mpi test-parallel test-abi test-go test-server-go test-python test-java test-node test-peers test-gpu-scripts test-scale test-examples test-tool test-install test-packages test-server-cpp paper-quick
 
 setup:
 	@scripts/setup.sh test
@@ -367,6 +367,11 @@ bench-peers:
 # Tests of the comparison's scripts. They run none of the other engines.
 test-peers:
 	python3 -B -m unittest discover -s benches/peers
+
+# Tests of the scripts of benches/gpu, without a GPU.
+.PHONY: test-gpu-scripts
+test-gpu-scripts:
+	python3 -B -m unittest discover -s benches/gpu
 
 # Tests of the model of docs/scale.md.
 .PHONY: test-scale

@@ -54,7 +54,10 @@ impl Cell {
     /// Options of the engine. The prefix cache is off because no prompt occurs twice.
     pub fn engine(&self, options: &Options, max_seqs: usize) -> Result<EngineOptions> {
         let (model_dir, weight_format) = match &self.weights {
-            Weights::Made(format) => (model::make(self.shape, &target()?.join("bench-models"))?, Some(*format)),
+            Weights::Made(format) => {
+                let models = options.models.clone().map_or_else(|| Ok(target()?.join("bench-models")), Result::Ok)?;
+                (model::make(self.shape, &models)?, Some(*format))
+            }
             Weights::File(_, path) => (path.clone(), None),
         };
         Ok(EngineOptions {

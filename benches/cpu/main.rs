@@ -14,6 +14,7 @@ mod options;
 mod probes;
 mod report;
 mod run;
+mod scaling;
 mod scheduler;
 mod server;
 mod table;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
             Mode::Long => long::bench(&options),
             Mode::Attention => attention::bench(&options),
             Mode::Matmul => matmul::bench(&options),
+            Mode::Scaling => scaling::bench(options),
         }
     };
     match run() {
@@ -65,7 +67,12 @@ fn arithmetic(options: &Options, weights: WeightFormat) -> Arithmetic {
 /// first one without noise.
 fn best_without_noise(options: &Options, format: WeightFormat) -> f64 {
     let mut best = 0.0f64;
-    for _ in 0..if options.quick { 1 } else { MAX_TRIES } {
+    let tries = match options.mode {
+        _ if options.quick => 1,
+        Mode::Scaling => 3, // it has a limit of time
+        _ => MAX_TRIES,
+    };
+    for _ in 0..tries {
         let monitor = NoiseMonitor::start(None);
         best = best.max(probes::arithmetic(options.isa, format, options.threads));
         if !monitor.stop(None).is_noisy() {

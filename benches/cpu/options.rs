@@ -10,7 +10,7 @@ use crate::model::{SHAPES, Shape};
 
 const USAGE: &str = "cargo bench --bench cpu -- [--model S|M] [--weights f32|f16|bf16|int8|int4|int4_asymmetric] [--group 32|64|128] \
     [--threads N] [--isa portable|avx2|avx_vnni|avx512|avx512_vnni|avx512_bf16] [--kv-dtype f32|bf16|int8] [--reps N] [--quick] \
-    [--table|--scheduler [--cells S-bf16,M-int4,...] [--gguf DIR]] [--long|--attention|--matmul] [--json PATH]";
+    [--table|--scheduler [--cells S-bf16,M-int4,...] [--gguf DIR]] [--long|--attention|--matmul|--scaling] [--models DIR] [--json PATH]";
 
 /// Kind of measurement.
 #[derive(Clone, Copy, PartialEq)]
@@ -25,6 +25,8 @@ pub enum Mode {
     Long,
     Attention,
     Matmul,
+    /// Numbers of threads: 1, 2, 4, up to all.
+    Scaling,
 }
 
 pub struct Options {
@@ -43,6 +45,8 @@ pub struct Options {
     pub quick: bool,
     /// Directory of files CELL.gguf. A cell with a file has its weights.
     gguf: Option<PathBuf>,
+    /// Directory of the models of the benchmark.
+    pub models: Option<PathBuf>,
     /// Output file of the results.
     pub json: Option<PathBuf>,
 }
@@ -65,12 +69,14 @@ impl Options {
                 "--group" => options.group = value()?.parse()?,
                 "--cells" => cells = Some(value()?),
                 "--gguf" => options.gguf = Some(value()?.into()),
+                "--models" => options.models = Some(value()?.into()),
                 "--json" => options.json = Some(value()?.into()),
                 "--table" => options.mode = Mode::Table,
                 "--scheduler" => options.mode = Mode::Scheduler,
                 "--long" => options.mode = Mode::Long,
                 "--attention" => options.mode = Mode::Attention,
                 "--matmul" => options.mode = Mode::Matmul,
+                "--scaling" => options.mode = Mode::Scaling,
                 _ => return Err(format!("unknown argument {arg}\n{USAGE}").into()),
             }
         }
@@ -93,6 +99,7 @@ impl Options {
             Mode::Table | Mode::Scheduler => {
                 shapes.iter().flat_map(|shape| formats.map(|format| Cell { shape, weights: Weights::Made(format) })).collect()
             }
+            Mode::Scaling => [formats[0], formats[2]].map(|format| Cell { shape: &SHAPES[0], weights: Weights::Made(format) }).into(),
             _ => vec![Cell { shape: self.shape, weights: Weights::Made(self.weights.unwrap_or(WeightFormat::Bf16)) }],
         }
     }
@@ -132,6 +139,7 @@ impl Default for Options {
             reps: 3,
             quick: false,
             gguf: None,
+            models: None,
             json: None,
         }
     }

@@ -45,6 +45,14 @@ impl Row {
         self.median_of(|sample| sample.value)
     }
 
+    pub fn limit(&self) -> f64 {
+        self.median_of(|sample| sample.limit)
+    }
+
+    pub fn is_noisy(&self) -> bool {
+        self.samples.iter().any(|sample| sample.noise.is_noisy())
+    }
+
     /// Ratio to the limit. 1 is the best possible value.
     fn share(&self) -> f64 {
         self.median_of(|sample| match self.unit {
@@ -58,22 +66,22 @@ impl Row {
     }
 
     fn noisy(&self) -> &'static str {
-        if self.samples.iter().any(|sample| sample.noise.is_noisy()) { " noisy" } else { "" }
+        if self.is_noisy() { " noisy" } else { "" }
     }
 
     fn line(&self) -> String {
-        let (value, limit, unit, decimals) = (self.value(), self.median_of(|sample| sample.limit), self.unit.name(), self.decimals());
+        let (value, limit, unit, decimals) = (self.value(), self.limit(), self.unit.name(), self.decimals());
         format!("{:<18} {value:>10.decimals$} {limit:>10.decimals$} {unit:<9} {:>5.1} % {}", self.name, 100.0 * self.share(), self.noisy())
     }
 
     fn cell(&self) -> String {
-        let (value, limit, decimals) = (self.value(), self.median_of(|sample| sample.limit), self.decimals());
+        let (value, limit, decimals) = (self.value(), self.limit(), self.decimals());
         format!("{value:.decimals$} / {limit:.decimals$} ({:.0} %){}", 100.0 * self.share(), self.noisy())
     }
 
     fn json(&self) -> Value {
         let samples: Vec<Value> = self.samples.iter().map(Sample::json).collect();
-        let (value, limit) = (round(self.value()), round(self.median_of(|sample| sample.limit)));
+        let (value, limit) = (round(self.value()), round(self.limit()));
         json!({"name": self.name, "unit": self.unit.name(), "value": value, "limit": limit, "share": round(self.share()), "samples": samples})
     }
 }
@@ -102,6 +110,10 @@ impl Report {
             Some(row) => row.samples.push(sample),
             None => self.rows.push(Row { name, unit, samples: vec![sample] }),
         }
+    }
+
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
     }
 
     pub fn value(&self, name: &str) -> Option<f64> {

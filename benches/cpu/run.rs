@@ -127,7 +127,7 @@ pub fn repeat(
 
 /// Measures prompts, one at a time, each until its first token. A warm-up of the same length comes
 /// first, as in benches/peers. The median counts. The last sequence stays in the engine.
-fn prefill(run: &mut Run, tokens: u64, times: usize, report: &mut Report) -> Result<()> {
+pub fn prefill(run: &mut Run, tokens: u64, times: usize, report: &mut Report) -> Result<()> {
     run.warm_up(tokens)?;
     let mut samples = Vec::new();
     for _ in 0..times {
@@ -141,7 +141,7 @@ fn prefill(run: &mut Run, tokens: u64, times: usize, report: &mut Report) -> Res
 }
 
 /// Adds sequences for each batch size. Earlier sequences are longer by the steps already measured.
-fn decode(run: &mut Run, batches: &[u64], report: &mut Report) -> Result<()> {
+pub fn decode(run: &mut Run, batches: &[u64], report: &mut Report) -> Result<()> {
     let mut sequences = 0;
     for &batch in batches {
         run.worker.steps(&Command::Add { sequences: batch - sequences, tokens: CONTEXT })?;

@@ -17,7 +17,7 @@ const DECODE: &str = "decode attention";
 const PREFILL: &str = "prefill attention";
 /// Heads and KV heads of LLaMA-3-8B and of LLaMA-7B, all of the same width.
 const HEADS: [(usize, usize); 2] = [(32, 8), (32, 32)];
-const HEAD_DIM: usize = 128;
+pub const HEAD_DIM: usize = 128;
 const BLOCK_SIZE: usize = 16;
 /// More bytes than the caches of any device hold.
 const BEYOND_CACHES: u64 = 512 << 20;
@@ -30,23 +30,38 @@ const CHUNK: usize = 2048;
 type Kv = <CudaBackend as BackendTypes>::Kv;
 type Inputs = <CudaBackend as BackendTypes>::Inputs;
 
-fn attention_shape(heads: usize, kv_heads: usize) -> AttentionShape {
+pub fn attention_shape(heads: usize, kv_heads: usize) -> AttentionShape {
     AttentionShape::new(heads, kv_heads, HEAD_DIM, 1.0 / (HEAD_DIM as f32).sqrt())
 }
 
 /// Sequences, all but the last one of equal length. Their blocks are scattered over the pool.
 #[derive(Clone, Copy)]
-struct Sequences {
+pub struct Sequences {
     count: usize,
     /// Length of each sequence but the last one.
     tokens: usize,
     /// Length of the last sequence.
     last: usize,
+    /// Tokens of a block, a power of two.
+    block_size: usize,
 }
 
 impl Sequences {
-    fn equal(count: usize, tokens: usize) -> Sequences {
-        Sequences { count, tokens, last: tokens }
+    pub fn equal(count: usize, tokens: usize) -> Sequences {
+        Sequences { count, tokens, last: tokens, block_size: BLOCK_SIZE }
+    }
+
+    fn with_last(self, last: usize) -> Sequences {
+        Sequences { last, ..self }
+    }
+
+    pub fn in_blocks_of(self, block_size: usize) -> Sequences {
+        Sequences { block_size, ..self }
+    }
+
+    /// Bytes of K and V in bf16.
+    pub fn bytes(self, kv_heads: usize) -> usize {
+        2 * self.all_tokens() * kv_heads * KvDtype::Bf16.head_bytes(HEAD_DIM)
     }
 
     fn tokens_of(self, sequence: usize) -> usize {
@@ -58,7 +73,7 @@ impl Sequences {
     }
 
     fn blocks_of(self, sequence: usize) -> usize {
-        blocks_for(self.tokens_of(sequence), BLOCK_SIZE)
+        blocks_for(self.tokens_of(sequence), self.block_size)
     }
 
     fn blocks(self) -> usize {
@@ -67,11 +82,11 @@ impl Sequences {
 
     fn block(self, sequence: usize, index: usize) -> u32 {
         // 7919 is a prime that divides no number of blocks here, so no block occurs twice.
-        ((sequence * blocks_for(self.tokens, BLOCK_SIZE) + index) * 7919 % self.blocks()) as u32
+        ((sequence * blocks_for(self.tokens, self.block_size) + index) * 7919 % self.blocks()) as u32
     }
 
     fn slot(self, sequence: usize, position: usize) -> u32 {
-        self.block(sequence, position / BLOCK_SIZE) * BLOCK_SIZE as u32 + (position % BLOCK_SIZE) as u32
+        self.block(sequence, position / self.block_size) * self.block_size as u32 + (position % self.block_size) as u32
     }
 
     /// A batch of the last `rows` tokens of each sequence.
@@ -110,8 +125,9 @@ impl Cache {
     /// Returns None if the device has too little memory.
     fn new(backend: &CudaBackend, shape: &AttentionShape, sequences: Sequences, small: bool) -> Result<Option<Cache>> {
         let AttentionShape { kv_heads, head_dim, values, .. } = *shape;
-        let kv = KvShape { blocks: sequences.blocks(), block_size: BLOCK_SIZE, kv_heads, head_dim, values, dtype: KvDtype::Bf16 };
-        let bytes = backend.kv_block_bytes(&kv) * sequences.blocks() as u64;
+        let (blocks, block_size) = (sequences.blocks(), sequences.block_size);
+        let kv = KvShape { blocks, block_size, kv_heads, head_dim, values, dtype: KvDtype::Bf16 };
+        let bytes = backend.kv_block_bytes(&kv) * blocks as u64;
         let layers = if small { 2 } else { BEYOND_CACHES.div_ceil(bytes).min(MAX_LAYERS) };
         if backend.free_bytes()?.is_some_and(|free| (bytes * layers) as f64 > free as f64 * (1.0 - SPARE)) {
             return Ok(None);
@@ -123,7 +139,8 @@ impl Cache {
     }
 
     fn fill(&mut self, backend: &CudaBackend, shape: &AttentionShape, sequences: Sequences) -> Result<()> {
-        let mut rows = backend.vector(&numbers(CHUNK * shape.qkv_width()))?;
+        let longest = sequences.tokens.max(sequences.last);
+        let mut rows = backend.vector(&numbers(longest.min(CHUNK) * shape.qkv_width()))?;
         for sequence in 0..sequences.count {
             for first in (0..sequences.tokens_of(sequence)).step_by(CHUNK) {
                 let mut batch = Batch::default();
@@ -147,8 +164,9 @@ impl Cache {
     }
 }
 
-/// Returns None if the device has too little memory.
-fn time(options: &Options, backend: &CudaBackend, shape: &AttentionShape, sequences: Sequences, rows: usize) -> Result<Option<f64>> {
+/// Returns the seconds of attention for the last `rows` tokens of each sequence. None: the device has
+/// too little memory.
+pub fn time(options: &Options, backend: &CudaBackend, shape: &AttentionShape, sequences: Sequences, rows: usize) -> Result<Option<f64>> {
     backend.reserve(shape)?;
     let cache = Cache::new(backend, shape, sequences, options.small)?;
     cache.map(|mut cache| cache.seconds(backend, shape, sequences, rows)).transpose()
@@ -157,17 +175,17 @@ fn time(options: &Options, backend: &CudaBackend, shape: &AttentionShape, sequen
 /// Measures bytes of K and V read per second, for sequences of equal length and with a longer one.
 pub fn decode(options: &Options) -> Result<()> {
     let equal = [1, 16, 64, 256].iter().flat_map(|&count| [512, 4096, 32_768].map(|tokens| Sequences::equal(count, tokens)));
-    let mixed = [(32, 1024, 32_768), (64, 512, 8192)].map(|(count, tokens, last)| Sequences { count, tokens, last });
+    let mixed = [(32, 1024, 32_768), (64, 512, 8192)].map(|(count, tokens, last)| Sequences::equal(count, tokens).with_last(last));
     let all: Vec<Sequences> = equal.chain(mixed).collect();
-    let small = [Sequences::equal(1, 200), Sequences { count: 3, tokens: 200, last: 900 }];
+    let small = [Sequences::equal(1, 200), Sequences::equal(3, 200).with_last(900)];
     let backend = CudaBackend::new(0, false)?;
     for (heads, kv_heads) in HEADS {
         for &sequences in options.sizes(&all, &small) {
-            let Sequences { count, tokens, last } = sequences;
+            let Sequences { count, tokens, last, .. } = sequences;
             let layer = attention_shape(heads, kv_heads);
             let longest = if last == tokens { String::new() } else { format!(", one of {last}") };
             let case = format!("{heads}/{kv_heads} heads, batch {count}, context {tokens}{longest}");
-            let bytes = 2 * sequences.all_tokens() * kv_heads * KvDtype::Bf16.head_bytes(HEAD_DIM);
+            let bytes = sequences.bytes(kv_heads);
             let shape = json!({"heads": heads, "kv_heads": kv_heads, "batch": count, "context": tokens, "longest": last, "bytes": bytes});
             match time(options, &backend, &layer, sequences, 1)? {
                 Some(seconds) => {

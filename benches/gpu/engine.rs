@@ -1,5 +1,5 @@
-//! The engine with a model of random weights: prompts, and steps of 1 to 256 sequences, in both
-//! modes.
+//! The engine with a model of random weights, in both modes: prompts, steps of 1 to 256 sequences, and
+//! requests that arrive together.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,7 +16,12 @@ use crate::options::{Ceilings, Options};
 
 const DECODE: &str = "decode";
 const PREFILL: &str = "prefill";
+const THROUGHPUT: &str = "throughput";
 const BATCHES: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+/// Numbers of requests that arrive together.
+const TOGETHER: [usize; 4] = [1, 8, 64, 128];
+/// Output tokens of each of them.
+const OUTPUT: usize = 128;
 const PROMPTS: [usize; 3] = [512, 2048, 8192];
 /// Prompt length of the decoding sequences.
 const CONTEXT: usize = 512;
@@ -33,21 +38,22 @@ pub fn bench(options: &Options) -> Result<()> {
         let bench = Bench::open(options, batch_invariant, &shape)?;
         bench.prefill(options)?;
         bench.decode(options)?;
+        bench.throughput(options)?;
     }
     Ok(())
 }
 
 /// Sizes from the config of a LLaMA model.
-struct Shape {
+pub struct Shape {
     hidden: usize,
     layers: usize,
     heads: usize,
     head_dim: usize,
-    vocab: usize,
+    pub vocab: usize,
 }
 
 impl Shape {
-    fn read(dir: &Path) -> Result<Shape> {
+    pub fn read(dir: &Path) -> Result<Shape> {
         let config: Value = serde_json::from_slice(&std::fs::read(dir.join("config.json"))?)?;
         let number = |name: &str| config[name].as_u64().map(|n| n as usize).ok_or_else(|| format!("config.json has no {name}"));
         let (hidden, heads) = (number("hidden_size")?, number("num_attention_heads")?);
@@ -59,6 +65,15 @@ impl Shape {
     fn table_bytes(&self) -> f64 {
         2.0 * (self.vocab * self.hidden) as f64
     }
+}
+
+/// A step of the engine.
+struct Step {
+    seconds: f64,
+    /// Tokens of sequences that decode.
+    decoded: u64,
+    /// Sequences that have not ended.
+    unfinished: usize,
 }
 
 struct Bench<'a> {
@@ -97,7 +112,7 @@ impl Bench<'_> {
         Ok(self.engine.add_request(Request::new(Prompt::Tokens(prompt), sampling))?)
     }
 
-    fn step(&self) -> Result<(f64, u64)> {
+    fn step(&self) -> Result<Step> {
         let start = Instant::now();
         let report = self.engine.step()?;
         let seconds = start.elapsed().as_secs_f64();
@@ -105,7 +120,7 @@ impl Bench<'_> {
         if self.engine.queue().poll(Some(Duration::ZERO))?.iter().any(|output| output.error.is_some()) {
             return Err("a request ended with an error".into());
         }
-        Ok((seconds, report.decode_tokens))
+        Ok(Step { seconds, decoded: report.decode_tokens, unfinished: report.unfinished as usize })
     }
 
     /// Measures tokens per second of one prompt that is computed in one step.
@@ -114,7 +129,7 @@ impl Bench<'_> {
             let mut times = Vec::new();
             for seed in 0..=REPETITIONS {
                 self.add(seed, tokens, 1)?;
-                times.push(self.step()?.0);
+                times.push(self.step()?.seconds);
             }
             let value = tokens as f64 / median(times.split_off(1));
             let limit = tokens as f64 / self.ceilings.min_seconds(self.weight_bytes(), self.prefill_flops(tokens));
@@ -133,16 +148,34 @@ impl Bench<'_> {
                 requests.push(self.add(seed, context, MAX_TOKENS)?);
             }
             running = batch;
-            while self.step()?.1 < batch as u64 {
+            while self.step()?.decoded < batch as u64 {
                 self.expect_no_preemption()?;
             }
-            let steps: Result<Vec<f64>> = (0..WARM_UP + STEPS).map(|_| Ok(self.step()?.0)).collect();
+            let steps: Result<Vec<f64>> = (0..WARM_UP + STEPS).map(|_| Ok(self.step()?.seconds)).collect();
             let limit = self.ceilings.min_seconds(self.weight_bytes() + self.kv_bytes(), self.decode_flops(batch));
             let value = 1e3 * median(steps?.split_off(WARM_UP));
             let (case, shape) = (self.case(format!("batch {batch}")), json!({"batch": batch, "context": self.cached_tokens() / batch}));
             Line { part: DECODE, case, shape, value, unit: "ms", limit: 1e3 * limit }.print();
         }
         requests.into_iter().try_for_each(|request| Ok(self.engine.abort(request)?))
+    }
+
+    /// Measures output tokens per second of requests that arrive together, with their prompts.
+    fn throughput(&self, options: &Options) -> Result<()> {
+        let (context, output) = if options.small { (20, 4) } else { (CONTEXT, OUTPUT) };
+        for &batch in options.sizes(&TOGETHER, &[1, 3]) {
+            let start = Instant::now();
+            for seed in 0..batch {
+                self.add(seed, context, output)?;
+            }
+            while self.step()?.unfinished > 0 {}
+            self.expect_no_preemption()?;
+            let value = (batch * output) as f64 / start.elapsed().as_secs_f64();
+            let case = self.case(format!("{batch} requests of {context} and {output} tokens"));
+            let shape = json!({"batch": batch, "context": context, "output": output});
+            Line { part: THROUGHPUT, case, shape, value, unit: "tokens/s", limit: f64::INFINITY }.print();
+        }
+        Ok(())
     }
 
     /// Steps with recomputed sequences could not be compared.

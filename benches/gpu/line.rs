@@ -24,6 +24,11 @@ impl Line<'_> {
     }
 }
 
+/// Prints the number of another engine, or of another way to compute the same, for the same shape.
+pub fn peer(part: &str, shape: &Value, value: f64, unit: &str, name: &str) {
+    println!("{}", json!({"part": part, "shape": shape, "value": value, "unit": unit, "peer": name}));
+}
+
 pub fn skipped(part: &str, case: &str, why: &str) {
     println!("{}", json!({"part": part, "case": case, "skipped": why}));
 }

@@ -11,10 +11,15 @@ mod line;
 #[path = "../cpu/model.rs"]
 #[allow(dead_code)] // only the CPU benchmark uses the rest
 mod model;
+mod nccl;
 mod options;
+mod paged;
 mod probe;
 mod products;
 mod random;
+mod serving;
+#[path = "../simulation/mod.rs"]
+mod simulation;
 mod timing;
 
 use std::process::ExitCode;
@@ -28,11 +33,15 @@ fn main() -> ExitCode {
         let options = Options::parse(std::env::args().skip(1))?;
         match options.part {
             Part::Probe => probe::check(),
+            Part::PagedAttention => paged::bench(&options),
             Part::DecodeAttention => attention::decode(&options),
             Part::PrefillAttention => attention::prefill(&options),
+            Part::Thresholds => products::thresholds(&options),
             Part::Products => products::bench(&options),
             Part::Draws => draws::bench(&options),
             Part::Engine => engine::bench(&options),
+            Part::Serving => serving::bench(&options),
+            Part::Nccl => nccl::check(&options),
             Part::Determinism => determinism::check(&options),
         }
     };

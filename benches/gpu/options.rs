@@ -4,17 +4,21 @@ use std::path::PathBuf;
 
 use crate::Result;
 
-const USAGE: &str = "usage: gpu probe|decode-attention|prefill-attention|products|draws|engine|determinism [--bandwidth=BYTES_PER_SECOND] \
-    [--flops=FLOP_PER_SECOND] [--model=DIR] [--models=DIR] [--small]";
+const USAGE: &str = "usage: gpu probe|paged-attention|decode-attention|prefill-attention|thresholds|products|draws|engine|serving|determinism|nccl \
+    [--bandwidth=BYTES_PER_SECOND] [--flops=FLOP_PER_SECOND] [--model=DIR] [--models=DIR] [--small]";
 
 pub enum Part {
     Probe,
+    PagedAttention,
     DecodeAttention,
     PrefillAttention,
+    Thresholds,
     Products,
     Draws,
     Engine,
+    Serving,
     Determinism,
+    Nccl,
 }
 
 pub struct Options {
@@ -78,12 +82,16 @@ impl Part {
     fn named(name: &str) -> Result<Part> {
         Ok(match name {
             "probe" => Part::Probe,
+            "paged-attention" => Part::PagedAttention,
             "decode-attention" => Part::DecodeAttention,
             "prefill-attention" => Part::PrefillAttention,
+            "thresholds" => Part::Thresholds,
             "products" => Part::Products,
             "draws" => Part::Draws,
             "engine" => Part::Engine,
+            "serving" => Part::Serving,
             "determinism" => Part::Determinism,
+            "nccl" => Part::Nccl,
             _ => return Err(USAGE.into()),
         })
     }

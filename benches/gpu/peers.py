@@ -2,10 +2,11 @@
 """Limits of the device and results of other engines, as lines of JSON in the format of main.rs.
 
     peers.py ceilings ARGUMENTS     rates of a copy and a product; also writes them as arguments for main.rs
+    peers.py paged OURS             torch's scaled_dot_product_attention of one query, with contiguous K and V
     peers.py attention OURS         torch's scaled_dot_product_attention, for the shapes in the file OURS
     peers.py products OURS          torch's matrix products, for the shapes in the file OURS
     peers.py weights DIR [LAYERS]   writes a LLaMA-3-8B with random weights
-    peers.py generate DIR OURS      prefill and `generate` of transformers with the same shape
+    peers.py generate DIR OURS      prefill, steps and `generate` of transformers with the same shape
 """
 
 import json
@@ -21,6 +22,7 @@ ROUNDS, ROUND_SECONDS, MAX_CALLS = 7, 0.03, 500
 BEYOND_CACHES = 256 << 20  # bytes; more than the caches of a device hold
 COPIED = 4 << 30
 SQUARE = 8192
+HEAD_DIM = 128
 STD = 0.02
 NEW_TOKENS = 16
 BATCHES = [1, 8, 64]  # more would take too long in transformers
@@ -34,7 +36,7 @@ LLAMA_8B = {
 
 def main(what, *arguments):
     torch.manual_seed(0)
-    {"ceilings": ceilings, "attention": attention, "products": products, "weights": weights, "generate": generate}[what](*arguments)
+    {"ceilings": ceilings, "paged": paged, "attention": attention, "products": products, "weights": weights, "generate": generate}[what](*arguments)
 
 
 def report(part, value, unit, **more):
@@ -82,6 +84,23 @@ def ceilings(arguments):
     Path(arguments).write_text(f"--bandwidth={bandwidth:.6g} --flops={flops:.6g}\n")
 
 
+def copies(size, make):
+    """Returns copies of something of `size` bytes that the caches of the device do not hold together, at most 8."""
+    return [make() for _ in range(min(-(-BEYOND_CACHES // size), 8))]
+
+
+def paged(ours):
+    for shape in shapes(ours, "paged attention"):
+        batch, heads, kv_heads, tokens = (shape[name] for name in ("batch", "heads", "kv_heads", "context"))
+        if shape["block_size"] != tokens:
+            continue
+        query = random(batch, heads, 1, HEAD_DIM)
+        kv = lambda: [random(batch, kv_heads, tokens, HEAD_DIM) for _ in range(2)]
+        caches = copies(4 * batch * kv_heads * tokens * HEAD_DIM, kv)
+        attend = lambda call: F.scaled_dot_product_attention(query, *caches[call % len(caches)], enable_gqa=True)
+        report("paged attention", 1e6 * seconds(attend), "us", shape=shape, peer="torch")
+
+
 def attention(ours):
     """Measures whole prompts only: torch has no equally fast mask for the last chunk of a prompt."""
     for shape in shapes(ours, "prefill attention"):
@@ -98,7 +117,7 @@ def attention(ours):
 def products(ours):
     for shape in shapes(ours, "products"):
         rows, outs, cols = shape["rows"], shape["outs"], shape["cols"]
-        matrices = [random(outs, cols) for _ in range(min(-(-BEYOND_CACHES // (2 * outs * cols)), 8))]
+        matrices = copies(2 * outs * cols, lambda: random(outs, cols))
         x = random(rows, cols)
         time_taken = seconds(lambda call: F.linear(x, matrices[call % len(matrices)]))
         report("products", 1e6 * time_taken, "us", shape=shape, peer="torch")
@@ -147,6 +166,10 @@ def generate(directory, ours):
         if shape["batch"] in BATCHES:
             time_taken = step_seconds(model, torch.randint(vocabulary, (shape["batch"], shape["context"]), device="cuda"))
             report("decode", 1e3 * time_taken, "ms", shape=shape, peer="transformers")
+    for shape in shapes(ours, "throughput"):
+        if shape["batch"] in BATCHES:
+            time_taken = generation_seconds(model, torch.randint(vocabulary, (shape["batch"], shape["context"]), device="cuda"), shape["output"])
+            report("throughput", shape["batch"] * shape["output"] / time_taken, "tokens/s", shape=shape, peer="transformers")
 
 
 def same_shape(directory):
@@ -160,15 +183,13 @@ def same_shape(directory):
 
 def step_seconds(model, tokens):
     """Returns the time of one more token."""
+    generation_seconds(model, tokens, 2)
+    return (generation_seconds(model, tokens, 1 + NEW_TOKENS) - generation_seconds(model, tokens, 1)) / NEW_TOKENS
 
-    def timed(new):
-        mask = torch.ones_like(tokens)
-        return elapsed(
-            lambda: model.generate(tokens, attention_mask=mask, do_sample=False, min_new_tokens=new, max_new_tokens=new, pad_token_id=0)
-        )
 
-    timed(2)
-    return (timed(1 + NEW_TOKENS) - timed(1)) / NEW_TOKENS
+def generation_seconds(model, tokens, new):
+    mask = torch.ones_like(tokens)
+    return elapsed(lambda: model.generate(tokens, attention_mask=mask, do_sample=False, min_new_tokens=new, max_new_tokens=new, pad_token_id=0))
 
 
 if __name__ == "__main__":

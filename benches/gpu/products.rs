@@ -1,14 +1,15 @@
 //! Matrix products of LLaMA-3-8B, for 1 to 4,096 rows. In the default mode cuBLASLt computes
 //! products of many rows. In the mode `batch_invariant` the bits do not depend on the number of
-//! rows.
+//! rows. Thresholds compare the library's kernels with cuBLASLt for few rows.
 
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{Alloc, BackendTypes, Ops, RowSource, Section};
+use pagedllm::error::{self, Code};
 use pagedllm::types::options::{Dtype, WeightFormat};
 use serde_json::json;
 
 use crate::Result;
-use crate::line::{Line, skipped};
+use crate::line::{Line, peer, skipped};
 use crate::options::Options;
 use crate::random::{Weights, numbers};
 use crate::timing::seconds;
@@ -24,14 +25,19 @@ const MATRICES: [(&str, usize, usize); 5] = [
     ("head", 128_256, 4096),
 ];
 const SMALL: [(&str, usize, usize); 1] = [("small", 96, 200)];
-/// Products in fp8 are compared with torch in bf16, too.
-const FORMATS: [WeightFormat; 2] = [WeightFormat::Bf16, WeightFormat::Fp8];
+/// Products in fp8 and int8 are compared with torch in bf16, too.
+const FORMATS: [WeightFormat; 3] = [WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8];
 /// More bytes than the caches of any device hold.
 const BEYOND_CACHES: usize = 256 << 20;
+
+/// Numbers of rows near the one from which on cuBLASLt is faster.
+const THRESHOLDS: &str = "thresholds";
+const THRESHOLD_ROWS: [usize; 9] = [8, 16, 17, 24, 32, 48, 64, 96, 128];
 
 /// Environment variable for experiments: the number of rows from which on products use cuBLASLt.
 const MIN_BLAS_ROWS: &str = "MIN_BLAS_ROWS";
 
+type Buf = <CudaBackend as BackendTypes>::Buf;
 type Matrix = <CudaBackend as BackendTypes>::Matrix;
 
 pub fn bench(options: &Options) -> Result<()> {
@@ -40,16 +46,57 @@ pub fn bench(options: &Options) -> Result<()> {
         if let Ok(rows) = std::env::var(MIN_BLAS_ROWS) {
             backend.use_blas_from(rows.parse()?);
         }
-        // Without cuBLASLt the backend reserves no workspace for it.
-        if !invariant && backend.reserved_rows_bytes(1, 1) == 0 {
+        if !invariant && !uses_blas(&backend) {
             skipped(PART, "default", "cuBLASLt was not found, so both modes are the same");
             continue;
         }
-        for (&matrix, format) in options.sizes(&MATRICES, &SMALL).iter().flat_map(|matrix| FORMATS.map(|format| (matrix, format))) {
-            matrices(options, &backend, if invariant { "batch_invariant" } else { "default" }, format, matrix)?;
+        let mode = if invariant { "batch_invariant" } else { "default" };
+        for format in formats(PART, &backend)? {
+            for &matrix in options.sizes(&MATRICES, &SMALL) {
+                matrices(options, &backend, mode, format, matrix)?;
+            }
         }
     }
     Ok(())
+}
+
+/// Without cuBLASLt a backend reserves no workspace for it.
+fn uses_blas(backend: &CudaBackend) -> bool {
+    backend.reserved_rows_bytes(1, 1) != 0
+}
+
+/// Returns the formats that the backend supports, and reports the others.
+fn formats(part: &str, backend: &CudaBackend) -> Result<Vec<WeightFormat>> {
+    let weights = Weights::new();
+    let mut supported = Vec::new();
+    for format in FORMATS {
+        match matrix(backend, &weights, format, 32, 256) {
+            Ok(_) => supported.push(format),
+            Err(error) if error.code() == Code::Unsupported => skipped(part, format.name(), error.message()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(supported)
+}
+
+/// A matrix in a format, as an operand of products.
+struct Operands {
+    matrices: Vec<Matrix>,
+    x: Buf,
+    out: Buf,
+}
+
+impl Operands {
+    fn new(backend: &CudaBackend, format: WeightFormat, max_rows: usize, outs: usize, cols: usize) -> Result<Operands> {
+        backend.reserve_rows(max_rows, cols)?;
+        let (x, out) = (backend.vector(&numbers(max_rows * cols))?, backend.buffer(max_rows * outs)?);
+        Ok(Operands { matrices: copies(backend, format, outs, cols)?, x, out })
+    }
+
+    fn seconds(&mut self, backend: &CudaBackend, rows: usize) -> Result<f64> {
+        let Operands { matrices, x, out } = self;
+        seconds(backend, |call| backend.matmul(rows, x, &matrices[call % matrices.len()], None, out))
+    }
 }
 
 fn matrices(
@@ -59,33 +106,77 @@ fn matrices(
     format: WeightFormat,
     (name, outs, cols): (&str, usize, usize),
 ) -> Result<()> {
-    // Bytes per weight, and arithmetic rate relative to bf16.
-    let (weight, speed) = if format == WeightFormat::Fp8 { (1, 2.0) } else { (2, 1.0) };
-    let max_rows = *options.sizes(&ROWS, &[1, 70]).last().unwrap_or(&1);
-    backend.reserve_rows(max_rows, cols)?;
-    let (matrices, x) = (copies(backend, format, outs, cols)?, backend.vector(&numbers(max_rows * cols))?);
-    let mut out = backend.buffer(max_rows * outs)?;
-    for &rows in options.sizes(&ROWS, &[1, 70]) {
-        let seconds = seconds(backend, |call| backend.matmul(rows, &x, &matrices[call % matrices.len()], None, &mut out))?;
-        let bytes = weight * outs * cols + size_of::<f32>() * rows * (outs + cols);
-        let limit = options.ceilings.min_seconds(bytes as f64, 2.0 / speed * (rows * outs * cols) as f64);
+    let all = options.sizes(&ROWS, &[1, 70]);
+    let mut operands = Operands::new(backend, format, all[all.len() - 1], outs, cols)?;
+    for &rows in all {
+        let seconds = operands.seconds(backend, rows)?;
         let (case, shape) =
             (format!("{name} in {}, {rows} rows, {mode}", format.name()), json!({"rows": rows, "outs": outs, "cols": cols}));
-        Line { part: PART, case, shape, value: 1e6 * seconds, unit: "us", limit: 1e6 * limit }.print();
+        let limit = 1e6 * min_seconds(options, format, rows, outs, cols);
+        Line { part: PART, case, shape, value: 1e6 * seconds, unit: "us", limit }.print();
     }
     Ok(())
+}
+
+fn min_seconds(options: &Options, format: WeightFormat, rows: usize, outs: usize, cols: usize) -> f64 {
+    // Bytes per weight, and arithmetic rate relative to bf16.
+    let (weight, speed) = if format == WeightFormat::Bf16 { (2, 1.0) } else { (1, 2.0) };
+    let bytes = weight * outs * cols + size_of::<f32>() * rows * (outs + cols);
+    options.ceilings.min_seconds(bytes as f64, 2.0 / speed * (rows * outs * cols) as f64)
+}
+
+/// Compares the library's kernels with cuBLASLt, and reports the number of rows from which on
+/// cuBLASLt is always faster.
+pub fn thresholds(options: &Options) -> Result<()> {
+    let mut backend = CudaBackend::new(0, false)?;
+    if !uses_blas(&backend) {
+        skipped(THRESHOLDS, "all", "cuBLASLt was not found");
+        return Ok(());
+    }
+    for format in formats(THRESHOLDS, &backend)? {
+        for &(name, outs, cols) in options.sizes(&MATRICES, &SMALL) {
+            let all = options.sizes(&THRESHOLD_ROWS, &[8, 32]);
+            let mut operands = Operands::new(&backend, format, all[all.len() - 1], outs, cols)?;
+            let mut from = None;
+            for &rows in all {
+                let [own, blas] = by_both(&mut backend, &mut operands, rows)?;
+                from = if blas < own { from.or(Some(rows)) } else { None };
+                let shape = json!({"rows": rows, "outs": outs, "cols": cols, "format": format.name()});
+                let limit = 1e6 * min_seconds(options, format, rows, outs, cols);
+                peer(THRESHOLDS, &shape, 1e6 * blas, "us", "cuBLASLt");
+                let case = format!("{name} in {}, {rows} rows", format.name());
+                Line { part: THRESHOLDS, case, shape, value: 1e6 * own, unit: "us", limit }.print();
+            }
+            let case = format!("{name} in {}: cuBLASLt from", format.name());
+            match from {
+                Some(rows) => Line { part: THRESHOLDS, case, shape: json!({}), value: rows as f64, unit: "rows", limit: 0.0 }.print(),
+                None => skipped(THRESHOLDS, &case, "it is never faster"),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the seconds of a product by the library's kernels and by cuBLASLt.
+fn by_both(backend: &mut CudaBackend, operands: &mut Operands, rows: usize) -> Result<[f64; 2]> {
+    backend.use_blas_from(usize::MAX);
+    let own = operands.seconds(backend, rows)?;
+    backend.use_blas_from(1);
+    Ok([own, operands.seconds(backend, rows)?])
 }
 
 /// Returns more copies of the matrix than the caches of the device hold.
 fn copies(backend: &CudaBackend, format: WeightFormat, outs: usize, cols: usize) -> Result<Vec<Matrix>> {
     let weights = Weights::new();
     let count = BEYOND_CACHES.div_ceil(outs * cols).min(8);
-    let copy = |_| {
-        let read = |first: usize, out: &mut [u8]| {
-            weights.fill(first, out);
-            Ok(())
-        };
-        Ok(backend.matrix(cols, &[Section::numbers(outs, Dtype::Bf16, format)], RowSource { read: &read, advance: &mut |_| Ok(()) })?)
+    (0..count).map(|_| Ok(matrix(backend, &weights, format, outs, cols)?)).collect()
+}
+
+/// Returns a matrix of random numbers.
+pub fn matrix(backend: &CudaBackend, weights: &Weights, format: WeightFormat, outs: usize, cols: usize) -> error::Result<Matrix> {
+    let read = |first: usize, out: &mut [u8]| {
+        weights.fill(first, out);
+        Ok(())
     };
-    (0..count).map(copy).collect()
+    backend.matrix(cols, &[Section::numbers(outs, Dtype::Bf16, format)], RowSource { read: &read, advance: &mut |_| Ok(()) })
 }

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Makes a table and a JSON file of the results of run.sh: `report.py LINES_DIR RESULTS_DIR`.
+"""Makes a table and a JSON file of the results of a script: `report.py SCRIPT LINES_DIR RESULTS_DIR`.
 
-A line of JSON is a number (part, case, unit, value, limit, shape), a number of another engine for the same part and
-shape, or a verdict (ok, skipped, error). Lines of Rust test programs are verdicts, too.
+Writes SCRIPT.txt and SCRIPT.json. A line of JSON is a number (part, case, unit, value, limit, shape), a number of
+another engine for the same part and shape, or a verdict (ok, skipped, error). Lines of Rust test programs are verdicts,
+too. A number with several other engines has a row for each of them.
 """
 
 import json
@@ -10,11 +11,15 @@ import re
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ORDER = ["ceilings", "decode attention", "prefill attention", "products", "draws", "prefill", "decode", "models"]
+ORDER = [
+    "ceilings", "paged attention", "decode attention", "prefill attention", "thresholds", "products", "draws", "prefill", "decode",
+    "throughput", "serving", "CPU scaling", "models",
+]  # fmt: skip
 LESS_IS_BETTER = {"us", "ms", "error"}
 TEST = re.compile(r"^test (\S+) \.\.\. (ok|FAILED)$")
 FULL_LOAD = 256 << 20  # bytes of K and V
@@ -35,13 +40,13 @@ class Row:
     met: bool = None
 
 
-def main(lines_dir, results_dir):
+def main(script, lines_dir, results_dir):
     lines = [line for file in sorted(Path(lines_dir).glob("*.jsonl")) for line in read(file)]
     rows, verdicts = table(lines), [line for line in lines if {"ok", "skipped", "error"} & line.keys()]
     results, facts = Path(results_dir), about(Path(lines_dir))
-    text = "\n".join([*heading(facts), *as_text(rows), *verdict_lines(verdicts), *summary(rows, verdicts)])
-    (results / "table.txt").write_text(text + "\n")
-    (results / "results.json").write_text(json.dumps({"about": facts, "rows": [asdict(row) for row in rows], "verdicts": verdicts}, indent=1))
+    text = "\n".join([*heading({"script": script} | facts), *as_text(rows), *verdict_lines(verdicts), *summary(rows, verdicts)])
+    (results / f"{script}.txt").write_text(text + "\n")
+    (results / f"{script}.json").write_text(json.dumps({"about": {"script": script} | facts, "rows": [asdict(row) for row in rows], "verdicts": verdicts}, indent=1))
     print(text)
     return 1 if any(map(failed, verdicts)) else 0
 
@@ -62,7 +67,7 @@ def about(lines_dir):
         device = f"unknown: {error}"
     commit = lines_dir / "commit"
     facts = {"date": time.strftime("%F"), "device": device, "commit": commit.read_text().strip() if commit.exists() else "unknown"}
-    return facts | {name: package_version(name) for name in ("torch", "transformers")}
+    return facts | {name: package_version(name) for name in ("torch", "transformers", "flashinfer-python")}
 
 
 def package_version(name):
@@ -73,9 +78,12 @@ def package_version(name):
 
 
 def table(lines):
-    peers = {key(line): line for line in lines if "peer" in line}
+    peers = defaultdict(list)
+    for line in lines:
+        if "peer" in line:
+            peers[key(line)].append(line)
     numbers = [line for line in lines if "value" in line and "peer" not in line]
-    rows = [row_of(line, peers.get(key(line))) for line in numbers]
+    rows = [row_of(line, peer) for line in numbers for peer in peers.get(key(line), [None])]
     return sorted(rows, key=lambda row: ORDER.index(row.part) if row.part in ORDER else len(ORDER))
 
 
@@ -101,7 +109,7 @@ def goal(row, shape):
         return "90 % of the limit", row.share >= 0.9
     if row.part == "decode" and row.share and shape["batch"] <= 64 and row.case.endswith("default"):
         return "1.15 times the limit", row.share >= 1 / 1.15
-    if row.part == "prefill attention" and row.ratio:
+    if row.part == "prefill attention" and row.peer == "torch":
         return "as fast as torch", row.ratio >= 1
     if row.part == "models" and row.ratio:
         return "1.5 times bf16's error", row.ratio >= 1 / 1.5
@@ -123,7 +131,7 @@ def heading(facts):
 def as_text(rows):
     text = []
     for part in dict.fromkeys(row.part for row in rows):
-        text += ["", f"{part:<48}{'value':>16}{'limit':>16}{'share':>8}{'peer':>16}{'ratio':>8}  goal"]
+        text += ["", f"{part:<48}{'value':>16}{'limit':>16}{'share':>8}{'peer':>16}{'ratio':>8}  peer, goal"]
         text += [one(row) for row in rows if row.part == part]
     return text
 
@@ -133,7 +141,8 @@ def one(row):
     ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
     met = {True: "met", False: f"missed: {row.goal}", None: ""}[row.met]
     numbers = f"{show(row.value, row.unit):>16}{show(row.limit, row.unit):>16}{share:>8}{show(row.peer_value, row.unit):>16}{ratio:>8}"
-    return f"{row.case:<48}{numbers}  {met}".rstrip()
+    notes = ", ".join(filter(None, [row.peer, met]))
+    return f"{row.case:<48}{numbers}  {notes}".rstrip()
 
 
 def verdict_lines(verdicts):

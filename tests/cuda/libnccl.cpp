@@ -282,14 +282,15 @@ API int ncclGroupEnd() {
 }
 
 // Only exchanges in a group of one communicator and one stream, of bytes, with one message to and from
-// each peer.
+// each peer. A rank is its own peer only if it is alone.
 static int queue(Transfer transfer, int type) {
     int device, primary;
     if (shim_current_device(&device, &primary)) return UNHANDLED_CUDA_ERROR;
     auto comm = find(transfer.comm);
     if (!comm || type != 0 || open_group.depth == 0) return INVALID_ARGUMENT;
     if (!primary || device != comm->device) return INVALID_USAGE;
-    if (transfer.peer < 0 || transfer.peer >= comm->group->size || transfer.peer == comm->rank) return INVALID_ARGUMENT;
+    if (transfer.peer < 0 || transfer.peer >= comm->group->size) return INVALID_ARGUMENT;
+    if (transfer.peer == comm->rank && comm->group->size > 1) return INVALID_ARGUMENT;
     if (transfer.bytes == 0 || !shim_is_allocated(transfer.address, transfer.bytes)) return INVALID_ARGUMENT;
     for (auto &other : open_group.transfers) {
         if (other.comm != transfer.comm || other.stream != transfer.stream) return INVALID_USAGE;

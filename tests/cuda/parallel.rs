@@ -280,6 +280,19 @@ fn sums_are_added_in_the_order_of_the_ranks() {
     }
 }
 
+/// Benchmarks do this on a machine with one device.
+#[test]
+fn a_rank_that_is_alone_exchanges_numbers_with_itself() {
+    let Some((_one, _)) = alone() else { return };
+    let are_equal = on_devices(1, |backend, _| {
+        let sent: Vec<f32> = (0..5000).map(|i| i as f32).collect();
+        let mut received = backend.vector(&vec![f32::NAN; sent.len()]).unwrap();
+        backend.exchange_with_itself(sent.len(), &backend.vector(&sent).unwrap(), &mut received);
+        backend.read(&mut received, sent.len()).unwrap() == sent
+    });
+    assert_eq!(are_equal, [true]);
+}
+
 /// The application may share the primary context, and its flags make a wait for a stream spin or
 /// sleep.
 #[test]

@@ -4,6 +4,7 @@
 pub mod communicator;
 pub mod cpu_time;
 pub mod cuda;
+pub mod distance;
 pub mod faulty;
 pub mod fp8;
 pub mod progress;

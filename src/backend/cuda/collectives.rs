@@ -202,6 +202,18 @@ impl Exchange {
     }
 }
 
+impl CudaBackend {
+    /// Copies `len` numbers by a message of this rank to itself. Only benchmarks and tests call it.
+    pub fn exchange_with_itself(&self, len: usize, x: &Buf, out: &mut Buf) {
+        let Some(exchange) = &self.exchange else { return };
+        let (rank, bytes) = (exchange.place.rank(), len * NUMBER);
+        let send = NcclTransfer::Send { to: rank, from: x.address(), bytes };
+        let receive = NcclTransfer::Receive { from: rank, to: out.address(), bytes };
+        // SAFETY: both buffers have `len` numbers.
+        unsafe { exchange.run(&self.device, [send, receive].into_iter()) };
+    }
+}
+
 impl Collectives for CudaBackend {
     fn join(&mut self, workers: Workers) -> Result<()> {
         self.exchange = Some(Exchange::new(&self.device, &workers)?);

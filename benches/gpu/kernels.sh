@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# usage: [MIN_BLAS_ROWS=N] kernels.sh
+# How fast are the kernels, compared with the limits of the device, torch, cuBLASLt and FlashInfer. With MIN_BLAS_ROWS
+# the part products uses cuBLASLt from N rows on.
+. "$(dirname "$0")/common.sh"
+
+peer ceilings 30 peers.py ceilings "$work/ceilings"
+ours paged-attention 90
+peer paged_peer 20 peers.py paged "$lines/paged-attention.jsonl"
+ours decode-attention 50
+ours prefill-attention 40
+peer attention_peer 30 peers.py attention "$lines/prefill-attention.jsonl"
+ours thresholds 50
+ours products 80
+peer products_peer 40 peers.py products "$lines/products.jsonl"
+ours draws 30
+peer flashinfer 70 flashinfer_peer.py "$lines"/{paged,decode,prefill}-attention.jsonl
+finish
