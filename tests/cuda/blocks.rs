@@ -140,6 +140,21 @@ fn products_have_the_numbers_of_the_blocks() {
     }
 }
 
+/// The tile for prompts: its limits, and partial records.
+#[test]
+fn products_of_many_rows_have_the_numbers_of_the_blocks() {
+    let backend = cuda::open_small();
+    for kind in types() {
+        let cols = if kind.block_len() == 32 { 160 } else { 256 };
+        let (rows, outs) = (130, 131);
+        let mut random = Random(7);
+        let w = Rows::blocks(kind, outs, cols, &mut random);
+        let (x, bias) = (numbers(&mut random, rows * cols), numbers(&mut random, outs));
+        let found = multiply(&backend, cols, std::slice::from_ref(&w), &x, &bias);
+        assert_products(kind.name(), &found, &x, &w.numbers(cols), cols, &bias);
+    }
+}
+
 /// Queries and keys in one type, values in another one, and floats. The second section begins at an
 /// odd output.
 #[test]
@@ -220,16 +235,18 @@ fn embeddings_have_the_numbers_of_the_blocks() {
 
 #[test]
 fn a_row_has_the_same_bits_in_any_batch() {
-    let (backend, cols, outs, rows) = (cuda::invariant(), 512, 40, 66);
+    let (backend, small, cols, outs, rows) = (cuda::invariant(), cuda::open_small(), 512, 40, 66);
     for kind in types() {
         let mut random = Random(5);
         let w = Rows::blocks(kind, outs, cols, &mut random);
         let x: Vec<f32> = (0..rows * cols).map(|_| random.unit()).collect();
-        let bits = |rows: &[f32]| {
+        let bits_on = |backend: &CudaBackend, rows: &[f32]| {
             let found = multiply(backend, cols, std::slice::from_ref(&w), rows, &vec![0.0; outs]);
             found.iter().map(|number| number.to_bits()).collect::<Vec<_>>()
         };
+        let bits = |rows: &[f32]| bits_on(backend, rows);
         let all = bits(&x);
+        assert_eq!(bits_on(&small, &x), all, "{}: the tile of 128 rows", kind.name());
         for (first, count) in [(0, 1), (5, 16)] {
             let some = bits(&x[first * cols..][..count * cols]);
             assert_eq!(some, all[first * outs..][..count * outs], "{}: {count} rows from {first} on", kind.name());

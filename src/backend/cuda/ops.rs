@@ -54,7 +54,7 @@ impl CudaBackend {
                 launch!(self.device, function, shape, out, x, address, bias, rows, outs, cols, stride);
                 continue;
             }
-            let (function, shape) = self.device.kernels.products.select(part.stored, part.rows, counts);
+            let (function, shape) = self.device.kernels.products.select(part.stored, part.rows, counts, self.device.multiprocessors);
             match part.stored {
                 Stored::Records(records) => {
                     let (bytes, flags) = (records.bytes() as u32, records.flags());
