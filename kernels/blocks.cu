@@ -1,4 +1,5 @@
-// Products with matrices in blocks of integer codes, as GGUF files have them, and their embeddings.
+// Products with matrices in blocks of integer codes, as GGUF files and weights in int4 have them, and
+// their embeddings.
 //
 // A number is scale * (code - zero), or scale * code + offset. The tensor cores multiply x in bf16 by
 // codes, which bf16 represents exactly, and a sum over the codes of a group is multiplied by the

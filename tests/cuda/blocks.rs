@@ -267,6 +267,14 @@ fn a_matrix_takes_the_planned_bytes_and_a_scale_that_is_not_finite_is_refused_wi
         let section = Section { rows: 3, storage: Storage::Blocks(kind) };
         assert_eq!(backend.matrix_bytes(512, &[section]), 3 * 2 * record, "{}", kind.name());
     }
+    // In int4 the size depends on offsets, not on the group.
+    for (offsets, record) in [(false, 144), (true, 160)] {
+        for group in WeightFormat::GROUPS {
+            let section = Section::numbers(3, Dtype::F32, WeightFormat::Int4 { group, offsets });
+            assert_eq!(backend.matrix_bytes(640, &[section]), 3 * 3 * record, "groups of {group}");
+        }
+    }
+    assert_eq!(backend.matrix_bytes(500, &[Section::numbers(3, Dtype::Bf16, WeightFormat::Int8)]), 3 * 512 + 16);
     let mut rows = Rows::blocks(BlockType::Q8_0, 4, 64, &mut random);
     rows.bytes[34 * 5..][..2].copy_from_slice(&f16::INFINITY.to_le_bytes());
     let error = load(&backend, 64, &[Rows::floats(2, 64, &mut random), rows]).err().unwrap();

@@ -44,7 +44,7 @@ family! {
     /// Reads of rows of a table, by its storage type.
     Tables {
         add_positions_bf16, add_positions_f16, add_positions_f32, embed_bf16, embed_codes4_by16, embed_codes4_by32, embed_codes5_by32,
-        embed_codes6_by16, embed_codes8_by32, embed_f16, embed_f32,
+        embed_codes6_by16, embed_codes8_by32, embed_f16, embed_f32, embed_int8,
     }
 }
 
@@ -66,7 +66,7 @@ family! {
         matmul_bf16_128, matmul_bf16_16, matmul_bf16_64, matmul_codes4_by16_128, matmul_codes4_by16_16, matmul_codes4_by16_64, matmul_codes4_by32_128, matmul_codes4_by32_16,
         matmul_codes4_by32_64, matmul_codes5_by32_128, matmul_codes5_by32_16, matmul_codes5_by32_64, matmul_codes6_by16_128, matmul_codes6_by16_16, matmul_codes6_by16_64,
         matmul_codes8_by32_128, matmul_codes8_by32_16, matmul_codes8_by32_64, matmul_f16_128, matmul_f16_16, matmul_f16_64,
-        matmul_f32_128, matmul_f32_16, matmul_f32_64, matmul_fp8_128, matmul_fp8_16, matmul_fp8_64,
+        matmul_f32_128, matmul_f32_16, matmul_f32_64, matmul_fp8_128, matmul_fp8_16, matmul_fp8_64, matmul_int8_128, matmul_int8_16, matmul_int8_64,
     }
 }
 
@@ -75,7 +75,7 @@ family! {
     /// and with a gated activation. A row has other bits than in `Products`.
     FewRows {
         few_rows_bf16_16, few_rows_bf16_8, few_rows_f16_16, few_rows_f16_8, few_rows_fp8_16, few_rows_fp8_8, few_rows_gated_bf16_16,
-        few_rows_gated_bf16_8, few_rows_gated_f16_16, few_rows_gated_f16_8, few_rows_gated_fp8_16, few_rows_gated_fp8_8,
+        few_rows_gated_bf16_8, few_rows_gated_f16_16, few_rows_gated_f16_8, few_rows_gated_fp8_16, few_rows_gated_fp8_8, few_rows_gated_int8_16, few_rows_gated_int8_8, few_rows_int8_16, few_rows_int8_8,
     }
 }
 
@@ -140,6 +140,9 @@ impl Kernels {
 
 impl Tables {
     pub fn embed(&self, stored: Stored) -> Result<Function> {
+        if stored == Stored::Int8 {
+            return Ok(self.embed_int8);
+        }
         let Stored::Records(records) = stored else { return by_dtype(stored, [self.embed_f32, self.embed_f16, self.embed_bf16]) };
         Ok(match records.codes() {
             Codes::FourBy16 => self.embed_codes4_by16,
@@ -161,8 +164,7 @@ fn by_dtype(stored: Stored, [f32, f16, bf16]: [Function; 3]) -> Result<Function>
         Stored::As(Dtype::F32) => Ok(f32),
         Stored::As(Dtype::F16) => Ok(f16),
         Stored::As(Dtype::Bf16) => Ok(bf16),
-        Stored::Fp8 => Err(Error::internal("table in fp8")),
-        Stored::Records(_) => Err(Error::internal("table of positions in blocks")),
+        Stored::Fp8 | Stored::Int8 | Stored::Records(_) => Err(Error::internal("a table in a format without a kernel")),
     }
 }
 
@@ -280,7 +282,7 @@ pub struct Tile {
 
 impl Tile {
     pub const FEW: Tile = Tile { rows: 16, outs: 32, step: 256, stages: 6, threads: 128 };
-    /// For weights in fp8.
+    /// For weights in fp8 and int8.
     pub const FEW_OF_BYTES: Tile = Tile { step: 512, ..Tile::FEW };
     pub const SOME: Tile = Tile { rows: 64, outs: 64, step: 128, stages: 4, threads: 128 };
     pub const MANY: Tile = Tile { rows: 128, outs: 128, step: 64, stages: 4, threads: 128 };
@@ -292,11 +294,11 @@ impl Tile {
     const BETWEEN: usize = 16;
 
     /// Returns the bytes of shared memory: all stages of weights, and two steps of rows. With
-    /// weights in fp8 or records, rows are in bf16.
+    /// weights in bytes or records, rows are in bf16.
     pub fn shared(self, stored: Stored) -> u32 {
         let of_weights = match stored {
             Stored::As(_) => self.step + Self::BETWEEN,
-            Stored::Fp8 => self.step / 2 + Self::BETWEEN,
+            Stored::Fp8 | Stored::Int8 => self.step / 2 + Self::BETWEEN,
             Stored::Records(records) => records.shared_pitch(),
         };
         (self.stages * self.outs * of_weights + 2 * self.rows * (self.step + Self::BETWEEN)) as u32
@@ -306,7 +308,8 @@ impl Tile {
 impl Products {
     /// Permits the shared memory that exceeds the default limit.
     fn allow_shared(&self) -> Result<()> {
-        let numbers = [Stored::As(Dtype::F32), Stored::As(Dtype::F16), Stored::As(Dtype::Bf16), Stored::Fp8];
+        let numbers = [Stored::As(Dtype::F32), Stored::As(Dtype::F16), Stored::As(Dtype::Bf16), Stored::Fp8, Stored::Int8];
+        // Those of weights in int4 are not larger.
         let records = BlockType::all().filter_map(Records::of).map(Stored::Records);
         let mut most: HashMap<Function, u32> = HashMap::new();
         for stored in numbers.into_iter().chain(records) {
@@ -320,12 +323,13 @@ impl Products {
 
     /// Returns the kernels for few, some and many rows.
     fn kernels(&self, stored: Stored) -> [(Function, Tile); 3] {
-        let tile = if stored == Stored::Fp8 { Tile::FEW_OF_BYTES } else { Tile::FEW };
+        let tile = if stored.is_bytes() { Tile::FEW_OF_BYTES } else { Tile::FEW };
         let [few, some, many] = match stored {
             Stored::As(Dtype::F32) => [self.matmul_f32_16, self.matmul_f32_64, self.matmul_f32_128],
             Stored::As(Dtype::F16) => [self.matmul_f16_16, self.matmul_f16_64, self.matmul_f16_128],
             Stored::As(Dtype::Bf16) => [self.matmul_bf16_16, self.matmul_bf16_64, self.matmul_bf16_128],
             Stored::Fp8 => [self.matmul_fp8_16, self.matmul_fp8_64, self.matmul_fp8_128],
+            Stored::Int8 => [self.matmul_int8_16, self.matmul_int8_64, self.matmul_int8_128],
             Stored::Records(records) => {
                 let [few, some, many] = self.of_records(records);
                 return [(few, Tile::FEW_OF_RECORDS), (some, Tile::SOME_OF_RECORDS), (many, Tile::MANY_OF_RECORDS)];
@@ -389,6 +393,7 @@ impl FewRows {
                 [[self.few_rows_f16_8, self.few_rows_f16_16], [self.few_rows_gated_f16_8, self.few_rows_gated_f16_16]]
             }
             Stored::Fp8 => [[self.few_rows_fp8_8, self.few_rows_fp8_16], [self.few_rows_gated_fp8_8, self.few_rows_gated_fp8_16]],
+            Stored::Int8 => [[self.few_rows_int8_8, self.few_rows_int8_16], [self.few_rows_gated_int8_8, self.few_rows_gated_int8_16]],
             Stored::As(Dtype::F32) | Stored::Records(_) => return None,
         };
         let [eight, sixteen] = if output == Output::Gated { gated } else { plain };
