@@ -169,12 +169,12 @@
 // bfloat16.
 #define PLLM_WEIGHTS_BF16 3
 
-// 8-bit integers with a scale for each output. Multiplied by 8-bit activations, which have a scale
-// for every 128 values of a row.
+// 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit activations, which
+// have a scale for every 128 values of a row; on CUDA devices by activations in bf16.
 #define PLLM_WEIGHTS_INT8 4
 
 // 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
-// and the head are in 8 bits.
+// and the head are in 8 bits. Activations are as for PLLM_WEIGHTS_INT8.
 #define PLLM_WEIGHTS_INT4 5
 
 // As PLLM_WEIGHTS_INT4, with an offset for each group: a little more precise, for 16 more bits a
@@ -754,9 +754,9 @@ typedef struct {
   // Length of model_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t model_path_len;
   // Device: "cpu" (default, also NULL), or "cuda:0" (also "cuda") for the first CUDA device.
-  // CUDA needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in
-  // f32, f16, bf16 or fp8. A list such as "cuda:0,cuda:1" divides the model among up to 64
-  // devices of one kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
+  // CUDA needs an NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list such as
+  // "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which needs NCCL
+  // (libnccl.so.2). Not tested on GPUs yet.
   const char *device;
   // Length of device in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t device_len;

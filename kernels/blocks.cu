@@ -1,4 +1,5 @@
-// Products with matrices in blocks of integer codes, as GGUF files have them, and their embeddings.
+// Products with matrices in blocks of integer codes, as GGUF files and weights in int4 have them, and
+// their embeddings.
 //
 // A number is scale * (code - zero), or scale * code + offset. The tensor cores multiply x in bf16 by
 // codes, which bf16 represents exactly, and a sum over the codes of a group is multiplied by the
@@ -21,8 +22,11 @@
 
 // Few rows. A step of x has a whole record. In Q4_K, a block has 25 KiB of weights in flight.
 typedef MatmulTile<16, 32, 16, 8, 512, 6> RecordTile16;
-// Any number of rows: a record has four steps of x.
+// Some rows, or few outs: a record has four steps of x.
 typedef MatmulTile<64, 64, 32, 32, 128, 3> RecordTile64;
+// Prompts: a warp decodes a record once for 64 rows, and a block reads x once for 128 outs. A record
+// has eight steps of x, so one record in flight is enough.
+typedef MatmulTile<128, 128, 64, 32, 64, 2> RecordTile128;
 
 // The places of a record's parts.
 template <u32 BITS> struct RecordOf {
@@ -49,17 +53,21 @@ struct Scales {
     float scale, offset;
 };
 
-__device__ __forceinline__ float f16_at(const u8 *bytes) { return to_float(*reinterpret_cast<const f16 *>(bytes)); }
+// Returns a scale and an offset, which are stored as one word.
+__device__ __forceinline__ Scales both_at(const u8 *bytes) {
+    u32 both = *reinterpret_cast<const u32 *>(bytes);
+    return Scales{to_float(f16{u16(both)}), to_float(f16{u16(both >> 16)})};
+}
 
 // Returns the scale and the offset of a group. Both products are exact.
 template <u32 GROUP> __device__ __forceinline__ Scales scales_of_group(const u8 *scales, u32 group, RecordForm form) {
     if (form.nested()) {
         const signed char *of_group = reinterpret_cast<const signed char *>(scales + 4) + group;
-        float offset = form.offsets() ? f16_at(scales + 2) * to_float(of_group[RECORD / GROUP]) : 0.0f;
-        return Scales{f16_at(scales) * to_float(of_group[0]), offset};
+        Scales all = both_at(scales);
+        return Scales{all.scale * to_float(of_group[0]), form.offsets() ? all.offset * to_float(of_group[RECORD / GROUP]) : 0.0f};
     }
-    const u8 *of_group = scales + group * (form.offsets() ? 4 : 2);
-    return Scales{f16_at(of_group), form.offsets() ? f16_at(of_group + 2) : 0.0f};
+    if (form.offsets()) return both_at(scales + group * 4);
+    return Scales{to_float(*reinterpret_cast<const f16 *>(scales + group * 2)), 0.0f};
 }
 
 // Returns the codes of a lane among 32 numbers, less the code of 0, as operands of two products.
@@ -192,14 +200,19 @@ __device__ __forceinline__ void multiply_records(const Product<code> &p, RecordF
 
 MATMUL_RECORDS(codes4_by32_16, 4, 32, RecordTile16)
 MATMUL_RECORDS(codes4_by32_64, 4, 32, RecordTile64)
+MATMUL_RECORDS(codes4_by32_128, 4, 32, RecordTile128)
 MATMUL_RECORDS(codes4_by16_16, 4, 16, RecordTile16)
 MATMUL_RECORDS(codes4_by16_64, 4, 16, RecordTile64)
+MATMUL_RECORDS(codes4_by16_128, 4, 16, RecordTile128)
 MATMUL_RECORDS(codes5_by32_16, 5, 32, RecordTile16)
 MATMUL_RECORDS(codes5_by32_64, 5, 32, RecordTile64)
+MATMUL_RECORDS(codes5_by32_128, 5, 32, RecordTile128)
 MATMUL_RECORDS(codes6_by16_16, 6, 16, RecordTile16)
 MATMUL_RECORDS(codes6_by16_64, 6, 16, RecordTile64)
+MATMUL_RECORDS(codes6_by16_128, 6, 16, RecordTile128)
 MATMUL_RECORDS(codes8_by32_16, 8, 32, RecordTile16)
 MATMUL_RECORDS(codes8_by32_64, 8, 32, RecordTile64)
+MATMUL_RECORDS(codes8_by32_128, 8, 32, RecordTile128)
 
 // Returns number k of a record.
 template <u32 BITS, u32 GROUP> __device__ __forceinline__ float number_of(const u8 *record, u32 k, RecordForm form) {

@@ -121,6 +121,18 @@ template <class T> __device__ void add_positions(float *x, const T *table, const
         wait_for_previous_kernel();                                                                                                             \
         add_positions(x, table, positions, cols, pitch, offset);                                                                                \
     }
+
+// embed for a table in int8, whose rows are followed by their scales
+extern "C" __global__ void embed_int8(float *out /* [rows, cols] */, const signed char *table /* [count, pitch], then [count] f32 */,
+                                      const u32 *tokens /* [rows] */, u32 first, u32 count, u32 cols, u32 pitch, float scale) {
+    start_next_kernel();
+    wait_for_previous_kernel();
+    ROW_AND_COLUMN(cols);
+    u32 place = tokens[row] - first;
+    const float *scales = reinterpret_cast<const float *>(table + u64(count) * pitch);
+    out[row * cols + column] = place < count ? scales[place] * to_float(table[u64(place) * pitch + column]) * scale : 0.0f;
+}
+
 TABLES(f32, float)
 TABLES(f16, f16)
 TABLES(bf16, bf16)

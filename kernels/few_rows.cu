@@ -29,18 +29,20 @@ template <class T> struct Sixteen {
 };
 
 // Bytes are widened to bf16 in pairs: the even ones and the odd ones.
-template <> struct Sixteen<e4m3> {
+template <class T> struct SixteenBytes {
     static constexpr u32 NUMBERS = 16, STEPS = 4;
 
     static __device__ __forceinline__ void of_w(u32 (&a)[4], const uint4 &upper, const uint4 &lower, u32 step) {
         u32 up[4] = {upper.x, upper.y, upper.z, upper.w}, low[4] = {lower.x, lower.y, lower.z, lower.w}, wide[2];
-        widen<e4m3>(wide, up[step]);
+        widen<T>(wide, up[step]);
         a[0] = wide[0], a[2] = wide[1];
-        widen<e4m3>(wide, low[step]);
+        widen<T>(wide, low[step]);
         a[1] = wide[0], a[3] = wide[1];
     }
     static __device__ __forceinline__ void of_x(u32 (&b)[2], float4 x) { b[0] = pack2<bf16>(x.x, x.z), b[1] = pack2<bf16>(x.y, x.w); }
 };
+template <> struct Sixteen<e4m3> : SixteenBytes<e4m3> {};
+template <> struct Sixteen<signed char> : SixteenBytes<signed char> {};
 
 // The rows of w of a block: two tiles of 16, of tensor cores. They are adjacent, or rows of the gate
 // and the same rows of `up`.
@@ -201,3 +203,5 @@ FEW_ROWS(f16_8, f16, 1)
 FEW_ROWS(f16_16, f16, 2)
 FEW_ROWS(fp8_8, e4m3, 1)
 FEW_ROWS(fp8_16, e4m3, 2)
+FEW_ROWS(int8_8, signed char, 1)
+FEW_ROWS(int8_16, signed char, 2)

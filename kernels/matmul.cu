@@ -3,9 +3,9 @@
 // A block computes a tile of rows and outs in steps along k. Steps of w are copied to shared memory
 // in their storage type, several stages ahead, so the time of a product of few rows is that of
 // reading w once. x is one step ahead in registers, and is converted to the type of w when it is
-// stored to shared memory. If w is in fp8, x is converted to bf16, which has the range of f32, and
-// w is converted to bf16 before the tensor cores multiply it. The rows of an fp8 matrix are
-// followed by one f32 scale per row, which multiplies the finished sums.
+// stored to shared memory. If w is in fp8 or int8, x is converted to bf16, which has the range of f32,
+// and w is converted to bf16 before the tensor cores multiply it. bf16 has all numbers of both. The
+// rows of such a matrix are followed by one f32 scale per row, which multiplies the finished sums.
 // After the last k both operands are zeros, which do not change the sums.
 #include "matmul.cuh"
 
@@ -56,16 +56,16 @@ __device__ __forceinline__ void add_step(float (&sums)[Tile::HIGH][Tile::WIDE][4
     }
 }
 
-// add_step for w in fp8: each 16-bit element of ldmatrix holds two numbers.
-template <class Tile>
-__device__ __forceinline__ void add_step_fp8(float (&sums)[Tile::HIGH][Tile::WIDE][4], const bf16 *x /* [WARP_ROWS, X_PITCH] */,
-                                             const e4m3 *w /* [WARP_OUTS, W_PITCH] */) {
-    typedef StepOf<Tile, e4m3> Step;
+// add_step for w in bytes: each 16-bit element of ldmatrix holds two numbers.
+template <class Tile, class T>
+__device__ __forceinline__ void add_step_of_bytes(float (&sums)[Tile::HIGH][Tile::WIDE][4], const bf16 *x /* [WARP_ROWS, X_PITCH] */,
+                                                  const T *w /* [WARP_OUTS, W_PITCH] */) {
+    typedef StepOf<Tile, T> Step;
     // The four matrices of an ldmatrix, each 8 outs of 16 numbers: WIDE of them along the outs,
     // DEEP along k.
     constexpr u32 WIDE = Tile::WIDE % 2 == 0 ? 2 : 1, DEEP = 4 / WIDE;
     const bf16 *x_lane = x + lane_in_warp() % 16 * Step::X_PITCH + lane_in_warp() / 16 * 8;
-    const e4m3 *w_lane = w + (lane_in_warp() / 8 / DEEP * 8 + lane_in_warp() % 8) * Step::W_PITCH + lane_in_warp() / 8 % DEEP * 16;
+    const T *w_lane = w + (lane_in_warp() / 8 / DEEP * 8 + lane_in_warp() % 8) * Step::W_PITCH + lane_in_warp() / 8 % DEEP * 16;
 #pragma unroll
     for (u32 k = 0; k < Step::NUMBERS; k += 16 * DEEP) {
         u32 a[DEEP][Tile::HIGH][4];
@@ -78,7 +78,8 @@ __device__ __forceinline__ void add_step_fp8(float (&sums)[Tile::HIGH][Tile::WID
             ldmatrix_x4(bytes, w_lane + wide * 8 * Step::W_PITCH + k);
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
-                u32 b[2] = {e4m3x2_to_bf16x2(bytes[i] << 8), e4m3x2_to_bf16x2(bytes[i])};
+                u32 b[2];
+                widen<T>(b, bytes[i]);
 #pragma unroll
                 for (u32 high = 0; high < Tile::HIGH; high++) mma_16816<bf16>(sums[high][wide + i / DEEP], a[i % DEEP][high], b);
             }
@@ -147,7 +148,7 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
         const X *x_warp = x_step + warp_row * Step::X_PITCH;
         const T *w_warp = w + (step % STAGES * Tile::OUTS + warp_out) * Step::W_PITCH;
         if constexpr (sizeof(T) == sizeof(float)) add_step_f32<Tile>(sums, x_warp, w_warp);
-        else if constexpr (sizeof(T) == 1) add_step_fp8<Tile>(sums, x_warp, w_warp);
+        else if constexpr (sizeof(T) == 1) add_step_of_bytes<Tile>(sums, x_warp, w_warp);
         else add_step<Tile>(sums, x_warp, w_warp);
     }
     write_sums<Tile>(sums, p, tile.row + warp_row, tile.out + warp_out);
@@ -233,5 +234,8 @@ MATMUL(f32_128, float, MatmulTile128)
 MATMUL(fp8_16, e4m3, MatmulTile16OfBytes)
 MATMUL(fp8_64, e4m3, MatmulTile64)
 MATMUL(fp8_128, e4m3, MatmulTile128)
+MATMUL(int8_16, signed char, MatmulTile16OfBytes)
+MATMUL(int8_64, signed char, MatmulTile64)
+MATMUL(int8_128, signed char, MatmulTile128)
 TO_STORED(bf16, bf16)
 TO_STORED(f16, f16)

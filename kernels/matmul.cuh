@@ -28,6 +28,9 @@ template <class T> struct MultipliedAs {
 template <> struct MultipliedAs<e4m3> {
     typedef bf16 Number;
 };
+template <> struct MultipliedAs<signed char> {
+    typedef bf16 Number;
+};
 template <> struct MultipliedAs<code> {
     typedef bf16 Number;
 };
@@ -53,7 +56,7 @@ template <class T> __device__ __forceinline__ u32 pitch_of(u32 cols) {
 template <class T> struct Product {
     float *out;        // [rows, stride], of which `outs` are written
     const float *x;    // [rows, cols]
-    const T *w;        // [outs, pitch], then, in fp8, [outs] scales
+    const T *w;        // [outs, pitch], then, in fp8 and int8, [outs] scales
     const float *bias; // [outs] or null
     u32 rows, outs, cols, pitch;
     u32 stride; // numbers between rows of out
@@ -94,11 +97,13 @@ template <class Half> __device__ __forceinline__ void store_4_for(Half, Half *ro
 }
 // Permutes 16 numbers to match the bytes of w. ldmatrix gives a lane four consecutive bytes of w, the
 // even ones of which form one operand and the odd ones the other.
-__device__ __forceinline__ void store_4_for(e4m3, bf16 *row, u32 k, float4 x) {
+__device__ __forceinline__ void store_4_beside_bytes(bf16 *row, u32 k, float4 x) {
     bf16 *to = row + k / 16 * 16 + k % 16 / 2;
     *reinterpret_cast<u32 *>(to) = pack2<bf16>(x.x, x.z);
     *reinterpret_cast<u32 *>(to + 8) = pack2<bf16>(x.y, x.w);
 }
+__device__ __forceinline__ void store_4_for(e4m3, bf16 *row, u32 k, float4 x) { store_4_beside_bytes(row, k, x); }
+__device__ __forceinline__ void store_4_for(signed char, bf16 *row, u32 k, float4 x) { store_4_beside_bytes(row, k, x); }
 // Permutes 16 numbers to match the codes of w (blocks.cu), of which a lane has four consecutive ones.
 __device__ __forceinline__ void store_4_for(code, bf16 *row, u32 k, float4 x) {
     bf16 *to = row + k / 16 * 16 + k % 16 / 2;
@@ -148,10 +153,12 @@ template <class Tile, class T> struct PartOfX {
 
 // Returns the scales of an out and of the next one.
 template <class T> __device__ __forceinline__ float2 scales_of(const Product<T> &, u32) { return make_float2(1.0f, 1.0f); }
-__device__ __forceinline__ float2 scales_of(const Product<e4m3> &p, u32 out) {
+template <class T> __device__ __forceinline__ float2 scales_behind(const Product<T> &p, u32 out) {
     const float *scales = reinterpret_cast<const float *>(p.w + u64(p.outs) * p.pitch);
     return make_float2(out < p.outs ? scales[out] : 0.0f, out + 1 < p.outs ? scales[out + 1] : 0.0f);
 }
+__device__ __forceinline__ float2 scales_of(const Product<e4m3> &p, u32 out) { return scales_behind(p, out); }
+__device__ __forceinline__ float2 scales_of(const Product<signed char> &p, u32 out) { return scales_behind(p, out); }
 
 // out = sums * scales + bias, for a warp that starts at this row and out.
 template <class Tile, class T>

@@ -608,11 +608,11 @@ enum class Weights : uint32_t {
     f16 = PLLM_WEIGHTS_F16,
     // bfloat16.
     bf16 = PLLM_WEIGHTS_BF16,
-    // 8-bit integers with a scale for each output. Multiplied by 8-bit activations, which have a
-    // scale for every 128 values of a row.
+    // 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit activations,
+    // which have a scale for every 128 values of a row; on CUDA devices by activations in bf16.
     int8 = PLLM_WEIGHTS_INT8,
     // 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
-    // and the head are in 8 bits.
+    // and the head are in 8 bits. Activations are as for Weights::int8.
     int4 = PLLM_WEIGHTS_INT4,
     // As Weights::int4, with an offset for each group: a little more precise, for 16 more bits a
     // group.
@@ -677,9 +677,9 @@ struct Options {
     // Model directory in the layout of Hugging Face, or a GGUF file. UTF-8.
     std::string model_path = {};
     // Device: "cpu" (default, also empty), or "cuda:0" (also "cuda") for the first CUDA device.
-    // CUDA needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in f32,
-    // f16, bf16 or fp8. A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of
-    // one kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
+    // CUDA needs an NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list such as
+    // "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which needs NCCL
+    // (libnccl.so.2). Not tested on GPUs yet.
     std::string device = {};
     // KV pool size in bytes. 0 (default): enough for max_seqs sequences of max_model_len tokens, at
     // most 1 GiB.

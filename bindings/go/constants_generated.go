@@ -446,11 +446,12 @@ const (
 	WeightsF16 Weights = C.PLLM_WEIGHTS_F16
 	// WeightsBF16: bfloat16.
 	WeightsBF16 Weights = C.PLLM_WEIGHTS_BF16
-	// WeightsInt8: 8-bit integers with a scale for each output. Multiplied by 8-bit activations,
-	// which have a scale for every 128 values of a row.
+	// WeightsInt8: 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit
+	// activations, which have a scale for every 128 values of a row; on CUDA devices by activations
+	// in bf16.
 	WeightsInt8 Weights = C.PLLM_WEIGHTS_INT8
 	// WeightsInt4: 4-bit integers with a scale for each group of Options.WeightGroup inputs of an
-	// output. The embedding and the head are in 8 bits.
+	// output. The embedding and the head are in 8 bits. Activations are as for WeightsInt8.
 	WeightsInt4 Weights = C.PLLM_WEIGHTS_INT4
 	// WeightsInt4Asymmetric: as WeightsInt4, with an offset for each group: a little more precise,
 	// for 16 more bits a group.

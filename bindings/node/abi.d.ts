@@ -79,10 +79,11 @@ export type Isa =
  * - 'f32': 32-bit floating point.
  * - 'f16': 16-bit floating point.
  * - 'bf16': bfloat16.
- * - 'int8': 8-bit integers with a scale for each output. Multiplied by 8-bit activations, which
- *   have a scale for every 128 values of a row.
+ * - 'int8': 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit
+ *   activations, which have a scale for every 128 values of a row; on CUDA devices by activations
+ *   in bf16.
  * - 'int4': 4-bit integers with a scale for each group of weightGroup inputs of an output. The
- *   embedding and the head are in 8 bits.
+ *   embedding and the head are in 8 bits. Activations are as for 'int8'.
  * - 'int4Asymmetric': As 'int4', with an offset for each group: a little more precise, for 16 more
  *   bits a group.
  * - 'fp8': CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding
@@ -274,9 +275,9 @@ export interface Options {
   modelPath: string | Uint8Array;
   /**
    * Device: "cpu" (default), or "cuda:0" (also "cuda") for the first CUDA device. CUDA needs an
-   * NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in f32, f16, bf16 or
-   * fp8. A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which
-   * needs NCCL (libnccl.so.2). Not tested on GPUs yet.
+   * NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list such as "cuda:0,cuda:1"
+   * divides the model among up to 64 devices of one kind, which needs NCCL (libnccl.so.2). Not
+   * tested on GPUs yet.
    */
   device?: string | Uint8Array;
   /**

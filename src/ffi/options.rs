@@ -54,11 +54,11 @@ pub const PLLM_WEIGHTS_F32: u32 = 1;
 pub const PLLM_WEIGHTS_F16: u32 = 2;
 /// bfloat16.
 pub const PLLM_WEIGHTS_BF16: u32 = 3;
-/// 8-bit integers with a scale for each output. Multiplied by 8-bit activations, which have a scale
-/// for every 128 values of a row.
+/// 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit activations, which
+/// have a scale for every 128 values of a row; on CUDA devices by activations in bf16.
 pub const PLLM_WEIGHTS_INT8: u32 = 4;
 /// 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
-/// and the head are in 8 bits.
+/// and the head are in 8 bits. Activations are as for PLLM_WEIGHTS_INT8.
 pub const PLLM_WEIGHTS_INT4: u32 = 5;
 /// As PLLM_WEIGHTS_INT4, with an offset for each group: a little more precise, for 16 more bits a
 /// group.
@@ -134,9 +134,9 @@ pub struct pllm_engine_options {
     /// Length of model_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub model_path_len: u64,
     /// Device: "cpu" (default, also NULL), or "cuda:0" (also "cuda") for the first CUDA device.
-    /// CUDA needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in
-    /// f32, f16, bf16 or fp8. A list such as "cuda:0,cuda:1" divides the model among up to 64
-    /// devices of one kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
+    /// CUDA needs an NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list such as
+    /// "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which needs NCCL
+    /// (libnccl.so.2). Not tested on GPUs yet.
     pub device: *const c_char,
     /// Length of device in bytes, or PLLM_NUL_TERMINATED (default).
     pub device_len: u64,

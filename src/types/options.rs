@@ -400,14 +400,13 @@ impl EngineOptions {
                 return Err(Error::invalid("memory_fraction excludes kv_bytes and budget; set one of the three"));
             }
         }
-        match self.weight_format {
-            Some(format) if format.is_whole() => {
-                refused(&format!("weight_format is {}; a CUDA device takes f32, f16, bf16 and fp8", format.name()))
-            }
-            _ if self.packed_dir.is_some() => refused("packed_path is set; packed weights are for the CPU, so unset it"),
-            _ if self.isa.is_some() => refused("isa is set; it selects CPU instructions, so unset it"),
-            _ => Ok(()),
+        if self.packed_dir.is_some() {
+            return refused("packed_path is set; packed weights are for the CPU, so unset it");
         }
+        if self.isa.is_some() {
+            return refused("isa is set; it selects CPU instructions, so unset it");
+        }
+        Ok(())
     }
 
     /// Checks that `cpus` names allowed, distinct CPUs, one for each thread.

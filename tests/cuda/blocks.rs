@@ -139,6 +139,21 @@ fn products_have_the_numbers_of_the_blocks() {
     }
 }
 
+/// The tile for prompts: its limits, and partial records.
+#[test]
+fn products_of_many_rows_have_the_numbers_of_the_blocks() {
+    let backend = cuda::open_small();
+    for kind in types() {
+        let cols = if kind.block_len() == 32 { 160 } else { 256 };
+        let (rows, outs) = (130, 131);
+        let mut random = Random(7);
+        let w = Rows::blocks(kind, outs, cols, &mut random);
+        let (x, bias) = (numbers(&mut random, rows * cols), numbers(&mut random, outs));
+        let found = multiply(&backend, cols, std::slice::from_ref(&w), &x, &bias);
+        assert_products(kind.name(), &found, &x, &w.numbers(cols), cols, &bias);
+    }
+}
+
 /// Queries and keys in one type, values in another one, and floats. The second section begins at an
 /// odd output.
 #[test]
@@ -219,16 +234,18 @@ fn embeddings_have_the_numbers_of_the_blocks() {
 
 #[test]
 fn a_row_has_the_same_bits_in_any_batch() {
-    let (backend, cols, outs, rows) = (cuda::invariant(), 512, 40, 66);
+    let (backend, small, cols, outs, rows) = (cuda::invariant(), cuda::open_small(), 512, 40, 66);
     for kind in types() {
         let mut random = Random(5);
         let w = Rows::blocks(kind, outs, cols, &mut random);
         let x: Vec<f32> = (0..rows * cols).map(|_| random.unit()).collect();
-        let bits = |rows: &[f32]| {
+        let bits_on = |backend: &CudaBackend, rows: &[f32]| {
             let found = multiply(backend, cols, std::slice::from_ref(&w), rows, &vec![0.0; outs]);
             found.iter().map(|number| number.to_bits()).collect::<Vec<_>>()
         };
+        let bits = |rows: &[f32]| bits_on(backend, rows);
         let all = bits(&x);
+        assert_eq!(bits_on(&small, &x), all, "{}: the tile of 128 rows", kind.name());
         for (first, count) in [(0, 1), (5, 16)] {
             let some = bits(&x[first * cols..][..count * cols]);
             assert_eq!(some, all[first * outs..][..count * outs], "{}: {count} rows from {first} on", kind.name());
@@ -249,6 +266,14 @@ fn a_matrix_takes_the_planned_bytes_and_a_scale_that_is_not_finite_is_refused_wi
         let section = Section { rows: 3, storage: Storage::Blocks(kind) };
         assert_eq!(backend.matrix_bytes(512, &[section]), 3 * 2 * record, "{}", kind.name());
     }
+    // In int4 the size depends on offsets, not on the group.
+    for (offsets, record) in [(false, 144), (true, 160)] {
+        for group in WeightFormat::GROUPS {
+            let section = Section::numbers(3, Dtype::F32, WeightFormat::Int4 { group, offsets });
+            assert_eq!(backend.matrix_bytes(640, &[section]), 3 * 3 * record, "groups of {group}");
+        }
+    }
+    assert_eq!(backend.matrix_bytes(500, &[Section::numbers(3, Dtype::Bf16, WeightFormat::Int8)]), 3 * 512 + 16);
     let mut rows = Rows::blocks(BlockType::Q8_0, 4, 64, &mut random);
     rows.bytes[34 * 5..][..2].copy_from_slice(&f16::INFINITY.to_le_bytes());
     let error = load(&backend, 64, &[Rows::floats(2, 64, &mut random), rows]).err().unwrap();

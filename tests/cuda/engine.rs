@@ -7,9 +7,13 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pagedllm::backend::cpu::CpuBackend;
+use pagedllm::backend::{Alloc, Ops, RowSource, Section};
 use pagedllm::engine::{Engine, MemoryPlan, Prompt, Request, Resume};
 use pagedllm::error::{Code, Error};
-use pagedllm::types::options::{EngineOptions, KvDtype, Preemption, SamplingParams, WeightFormat};
+use pagedllm::model::spec::Role;
+use pagedllm::types::batch::Batch;
+use pagedllm::types::options::{Dtype, EngineOptions, Isa, KvDtype, Preemption, SamplingParams, WeightFormat};
 use pagedllm::types::outputs::FinishReason;
 use serde_json::{Value, json};
 use support::distance::relative_distance;
@@ -173,6 +177,86 @@ fn weights_in_fp8_take_the_bytes_that_were_planned() {
     let numbers = 2 * (8 * 64 * 128 + 128 * 4 * 64 + 3 * 96 * 128);
     assert_eq!(as_stored - narrow, numbers - 4 * rows);
     assert_eq!(held - held_narrow, as_stored - narrow);
+}
+
+/// Returns the numbers that a matrix has on the CPU in a format.
+fn in_format(values: &[f32], cols: usize, format: WeightFormat) -> Vec<f32> {
+    let (cpu, rows) = (CpuBackend::new(1, Some(Isa::Portable)).unwrap(), values.len() / cols);
+    let read = |first: usize, out: &mut [u8]| {
+        let values = &values[first * cols..][..out.len() / 4];
+        out.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(out, value)| *out = value.to_le_bytes());
+        Ok(())
+    };
+    let source = RowSource { read: &read, advance: &mut |_| Ok(()) };
+    let table = cpu.matrix(cols, &[Section::numbers(rows, Dtype::F32, format)], source).unwrap();
+    let mut inputs = Default::default();
+    cpu.upload(&Batch { tokens: (0..rows as u32).collect(), positions: vec![0; rows], ..Batch::default() }, &mut inputs).unwrap();
+    let mut out = cpu.buffer(rows * cols).unwrap();
+    cpu.embed(&inputs, &table, 0, 1.0, &mut out);
+    cpu.read(&mut out, rows * cols).unwrap().to_vec()
+}
+
+/// Checks that a device with weights in an integer format differs from the CPU with their numbers
+/// only by rounding activations to bf16.
+fn check_integers(name: &str, config: &Value, format: WeightFormat) {
+    let model = Model::new(config, false);
+    let on_device = EngineOptions { weight_format: Some(format), ..model.options("cuda:0") };
+    let [few_rows, many_rows] = [16, 128].map(|max_batch_tokens| EngineOptions { max_batch_tokens, ..on_device.clone() });
+    let [few, many] = [few_rows, many_rows].map(|options| answers(&options, requests()));
+    let before = answers(&model.options("cpu"), requests());
+    let vocabulary = if matches!(format, WeightFormat::Int4 { .. }) { WeightFormat::Int8 } else { format };
+    support::fp8::round_model_by(&model.0.0, &|role, values, cols| match role {
+        Role::Inner => in_format(values, cols, format),
+        Role::Vocabulary => in_format(values, cols, vocabulary),
+        Role::Exact => values.to_vec(),
+    });
+    let rounded = answers(&model.options("cpu"), requests());
+    let errors = [&few, &many].map(|other| distance(other, &rounded));
+    assert!(errors[0] < 0.02 && errors[1] < 0.02, "{name} in {format:?}: {errors:?}");
+    if format != WeightFormat::Int8 {
+        assert_ne!(tokens(&before), tokens(&rounded), "{name}: {format:?} rounds");
+    }
+}
+
+/// All families in int8, and every form of int4.
+#[test]
+fn integer_weights_equal_their_numbers_on_the_cpu() {
+    let _one = alone();
+    for (name, config) in configs(256) {
+        check_integers(name, &config, WeightFormat::Int8);
+    }
+    let mut config = llama(256);
+    config["intermediate_size"] = 128.into();
+    for group in WeightFormat::GROUPS {
+        for offsets in [false, true] {
+            check_integers("llama", &config, WeightFormat::Int4 { group, offsets });
+        }
+    }
+}
+
+/// In int8, a number takes one byte, and a row four bytes; rows are padded to 16 bytes. In int4, 256
+/// numbers of a row take 144 bytes, or 160 with offsets. The embedding and the head are in int8.
+#[test]
+fn weights_in_integers_take_the_bytes_that_were_planned() {
+    let _one = alone();
+    let mut config = llama(128);
+    (config["hidden_size"], config["intermediate_size"]) = (256.into(), 512.into());
+    let (model, shim) = (Model::new(&config, true), cuda::shim());
+    let bytes = |weight_format| {
+        let options = EngineOptions { weight_format: Some(weight_format), ..model.options("cuda:0") };
+        let (planned, before) = (Engine::plan(&options).unwrap().weight_bytes, shim.live_bytes());
+        let engine = Engine::create(&options).unwrap();
+        assert_eq!(engine.info().memory.weight_bytes, planned);
+        (planned, shim.live_bytes() - before)
+    };
+    let int4 = |offsets| bytes(WeightFormat::Int4 { group: 64, offsets });
+    let ((in_8, held_8), (in_4, held_4), (with_offsets, held_with_offsets)) = (bytes(WeightFormat::Int8), int4(false), int4(true));
+    // Rows of a layer, and their numbers.
+    let rows = 2 * [8 * 64, 256, 2 * 512, 256].iter().sum::<u64>();
+    let numbers = 2 * (8 * 64 * 256 + 256 * 256 + 3 * 512 * 256);
+    assert_eq!(in_8 - in_4, numbers + 4 * rows - numbers / 256 * 144);
+    assert_eq!(with_offsets - in_4, numbers / 256 * 16);
+    assert_eq!((held_8 - held_4, held_with_offsets - held_4), (in_8 - in_4, with_offsets - in_4));
 }
 
 /// Log probabilities up to the first token that differs, because it was equally probable.

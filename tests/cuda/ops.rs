@@ -91,12 +91,26 @@ fn unwritten<B: Backend>(backend: &B, len: usize) -> B::Buf {
     backend.vector(&vec![f32::NAN; len]).unwrap()
 }
 
-/// The CPU has no fp8, so it gets the rounded values.
+/// The CPU has no fp8, and rounds activations for integers, so it gets the rounded values.
 fn matrix<B: Backend>(backend: &B, values: &[f32], rows: usize, cols: usize, format: WeightFormat) -> B::Matrix {
-    if format == WeightFormat::Fp8 && is_cpu(backend) {
-        return matrix(backend, &in_fp8(values, cols), rows, cols, WeightFormat::F32);
+    match format {
+        WeightFormat::Fp8 if is_cpu(backend) => matrix(backend, &in_fp8(values, cols), rows, cols, WeightFormat::F32),
+        _ if format.is_whole() && is_cpu(backend) => {
+            let numbers = embeddings(backend, &load(backend, values, rows, cols, format).unwrap(), rows, cols);
+            matrix(backend, &numbers, rows, cols, WeightFormat::F32)
+        }
+        _ => load(backend, values, rows, cols, format).unwrap(),
     }
-    load(backend, values, rows, cols, format).unwrap()
+}
+
+/// Returns the numbers of a matrix, by embedding a token for each row.
+fn embeddings<B: Backend>(backend: &B, table: &B::Matrix, rows: usize, cols: usize) -> Vec<f32> {
+    let mut inputs = B::Inputs::default();
+    let batch = Batch { tokens: (0..rows as u32).collect(), positions: vec![0; rows], ..Batch::default() };
+    backend.upload(&batch, &mut inputs).unwrap();
+    let mut out = unwritten(backend, rows * cols);
+    backend.embed(&inputs, table, 0, 1.0, &mut out);
+    read(backend, out, rows * cols)
 }
 
 fn load<B: Backend>(backend: &B, values: &[f32], rows: usize, cols: usize, format: WeightFormat) -> Result<B::Matrix, Error> {
@@ -193,10 +207,52 @@ fn products_of_few_rows_in_fp8_equal_those_of_the_cpu() {
     }
 }
 
+/// The integer formats, with groups that divide the columns.
+fn integers(cols: usize) -> impl Iterator<Item = WeightFormat> {
+    let groups = WeightFormat::GROUPS.into_iter().filter(move |group| cols.is_multiple_of(*group));
+    let int4 = groups.flat_map(|group| [false, true].map(|offsets| WeightFormat::Int4 { group, offsets }));
+    [WeightFormat::Int8].into_iter().chain(int4)
+}
+
+/// Rows are multiplied in bf16, which represents them, so results differ only by the order of sums.
+#[test]
+fn products_with_integers_equal_those_of_the_cpu_with_their_numbers() {
+    let small = cuda::open_small();
+    let shapes = [(1, 64, 33), (8, 96, 31), (3, 640, 70), (16, 131, 65), (17, 256, 65), (65, 128, 129), (130, 384, 40), (129, 33, 128)];
+    for (rows, cols, outs) in shapes {
+        for format in integers(cols) {
+            let case = Product { rows, cols, outs, format, bias: cols % 2 == 0, rounded: false };
+            let name = format!("{format:?} {rows}x{cols}x{outs}");
+            assert_equal_on_both_backends(&name, 1e-5, &case);
+            assert_equal_on_backend(&format!("{name}, one multiprocessor"), 1e-5, &case, &small);
+        }
+    }
+}
+
+/// The numbers of the device are those of the CPU, bit for bit.
+#[test]
+fn embeddings_in_integers_equal_those_of_the_cpu() {
+    let (rows, cpu) = (37, CpuBackend::new(1, None).unwrap());
+    for cols in [45, 96, 320, 512] {
+        let mut random = seeded(cols);
+        let mut values: Vec<f32> = (0..rows * cols).map(|_| random.unit() - 0.4).collect();
+        values[..cols].fill(0.0);
+        values[cols..2 * cols].fill(-0.75);
+        for format in integers(cols) {
+            let on_cpu = embeddings(&cpu, &load(&cpu, &values, rows, cols, format).unwrap(), rows, cols);
+            let backend = cuda::backend();
+            let on_device = embeddings(backend, &load(backend, &values, rows, cols, format).unwrap(), rows, cols);
+            assert_eq!(on_device, on_cpu, "{format:?}, {cols} columns");
+        }
+    }
+}
+
 /// Rows that are longer than what the warps of a block load ahead.
 #[test]
 fn long_products_of_few_rows_equal_those_of_the_cpu() {
-    for (rows, cols, format) in [(2, 2100, WeightFormat::Bf16), (16, 4100, WeightFormat::F16), (9, 4224, WeightFormat::Fp8)] {
+    for (rows, cols, format) in
+        [(2, 2100, WeightFormat::Bf16), (16, 4100, WeightFormat::F16), (9, 4224, WeightFormat::Fp8), (5, 4227, WeightFormat::Int8)]
+    {
         let case = Product { rows, cols, outs: 40, format, bias: true, rounded: false };
         assert_equal_on_both_backends(&format!("{format:?} {rows}x{cols}"), 1e-4, &case);
     }
@@ -281,9 +337,15 @@ fn unsupported_weights_are_refused_with_their_name() {
         assert!(error.code() == code && words.iter().all(|word| error.message().contains(word)), "{error}");
     };
     refused(refusal(cuda::backend(), WeightFormat::Fp8), Code::Model, &["row 3", "weight_format fp8"]);
-    refused(refusal(cuda::backend(), WeightFormat::Int8), Code::Unsupported, &["int8", "f32, f16, bf16 or fp8"]);
-    let int4 = WeightFormat::Int4 { group: 32, offsets: false };
-    refused(refusal(cuda::backend(), int4), Code::Unsupported, &["int4", "f32, f16, bf16 or fp8"]);
+    refused(refusal(cuda::backend(), WeightFormat::Int8), Code::Model, &["row 3", "weight_format int8"]);
+    let int4 = |group, offsets| WeightFormat::Int4 { group, offsets };
+    refused(refusal(cuda::backend(), int4(32, false)), Code::Model, &["row 3", "weight_format int4"]);
+    refused(refusal(cuda::backend(), int4(32, true)), Code::Model, &["row 3", "weight_format int4_asymmetric"]);
+    refused(refusal(cuda::backend(), int4(64, false)), Code::Unsupported, &["weight_group is 64", "32 columns", "int8"]);
+    refused(refusal(cuda::backend(), int4(16, false)), Code::Unsupported, &["weight_group is 16", "[32, 64, 128]"]);
+    // Twice the number is beyond f16, in which the scales are.
+    let large = load(cuda::backend(), &[40_000.0; 32], 1, 32, int4(32, false)).err().unwrap();
+    refused(large, Code::Model, &["row 0", "weight_format int4"]);
     let cpu = CpuBackend::new(1, Some(Isa::Portable)).unwrap();
     refused(refusal(&cpu, WeightFormat::Fp8), Code::Unsupported, &["fp8", "CUDA devices", "int8"]);
 }
@@ -291,19 +353,23 @@ fn unsupported_weights_are_refused_with_their_name() {
 /// A row has the same bits alone and in tiles of any size.
 #[test]
 fn a_row_of_a_product_has_the_same_bits_in_any_batch() {
-    let (cols, outs, rows) = (200, 70, 130);
-    let backend = cuda::invariant();
-    for format in FLOATS.into_iter().chain([WeightFormat::Fp8]) {
+    let (cols, outs, rows) = (192, 70, 130);
+    let (backend, small) = (cuda::invariant(), cuda::open_small());
+    for format in FLOATS.into_iter().chain([WeightFormat::Fp8]).chain(integers(cols)) {
         let mut random = seeded(5);
-        let w = matrix(backend, &(0..outs * cols).map(|_| random.unit()).collect::<Vec<_>>(), outs, cols, format);
+        let values: Vec<f32> = (0..outs * cols).map(|_| random.unit()).collect();
+        let w = matrix(backend, &values, outs, cols, format);
         let x: Vec<f32> = (0..rows * cols).map(|_| random.unit()).collect();
-        let product = |rows: &[f32]| {
+        let product_on = |backend: &CudaBackend, w: &_, rows: &[f32]| {
             let count = rows.len() / cols;
             let mut out = unwritten(backend, count * outs);
-            backend.matmul(count, &backend.vector(rows).unwrap(), &w, None, &mut out);
+            backend.matmul(count, &backend.vector(rows).unwrap(), w, None, &mut out);
             read(backend, out, count * outs)
         };
+        let product = |rows: &[f32]| product_on(backend, &w, rows);
         let all = product(&x);
+        let by_large_tiles = product_on(&small, &matrix(&small, &values, outs, cols, format), &x);
+        assert!(by_large_tiles == all, "{format:?}: on one multiprocessor");
         for (first, count) in [(0, 1), (3, 1), (5, 16), (20, 17), (60, 64), (0, 65)] {
             let some = product(&x[first * cols..][..count * cols]);
             let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -492,7 +558,7 @@ impl Case for Rows {
 
 #[test]
 fn strips_and_selected_rows_equal_those_of_the_cpu() {
-    for format in [WeightFormat::Bf16, WeightFormat::Fp8] {
+    for format in [WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8] {
         assert_equal_on_both_backends(&format!("strips, {format:?}"), 1e-5, &Rows(format));
     }
 }
@@ -546,7 +612,7 @@ fn experts_equal_those_of_the_cpu() {
         Routing { scores: Scores::Sigmoid, ..Routing::softmax(7, 7, false) },
     ];
     for (rows, routing) in [1, 5, 40].into_iter().flat_map(|rows| routings.map(|routing| (rows, routing))) {
-        for format in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8] {
+        for format in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8] {
             // All experts, those of one of two ranks, and none.
             let half = routing.experts / 2;
             for local in [0..routing.experts, 0..half, half..routing.experts] {

@@ -18,7 +18,7 @@ use pagedllm::communicator::local::Local;
 use pagedllm::communicator::{Communicator, CommunicatorHandle};
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::error::{Code, Error};
-use pagedllm::types::options::{EngineOptions, SamplingParams, WorkerOptions};
+use pagedllm::types::options::{EngineOptions, SamplingParams, WeightFormat, WorkerOptions};
 use pagedllm::types::outputs::FinishReason;
 use pagedllm::types::parallel::Division;
 use serde_json::{Value, json};
@@ -169,11 +169,16 @@ fn answers(options: &EngineOptions) -> Result<Answers, Error> {
 
 /// Checks that tokens are equal up to equally probable ones. Returns the number of equal tokens.
 fn compare(what: &str, found: &Answers, expected: &Answers) -> usize {
+    compare_within(what, found, expected, 1e-3)
+}
+
+/// As `compare`, with this limit for differences of log probabilities.
+fn compare_within(what: &str, found: &Answers, expected: &Answers, limit: f32) -> usize {
     let mut equal = 0;
     for (request, expected) in expected {
         for (i, ((token, logprob), (expected, of_one))) in found[request].iter().zip(expected).enumerate() {
             let [logprob, of_one] = [logprob, of_one].map(|bits| f32::from_bits(*bits));
-            assert!((logprob - of_one).abs() < 1e-3, "{what}: token {i} of request {request}: {logprob}, with one worker {of_one}");
+            assert!((logprob - of_one).abs() < limit, "{what}: token {i} of request {request}: {logprob}, with one worker {of_one}");
             if token != expected {
                 break;
             }
@@ -227,6 +232,37 @@ fn four_devices_in_two_stages_have_the_outputs_of_the_cpu() {
         compare(&format!("{tensor} x {pipeline}"), &found, &on_cpu);
         assert_freed(nccl);
     }
+}
+
+/// Parts of columns are whole groups, so a division does not change weights in int4. In int8 the
+/// scale of a row is that of its part.
+#[test]
+fn two_devices_with_integer_weights_have_the_outputs_of_one() {
+    let Some((_one, nccl)) = alone() else { return };
+    let mut config = llama();
+    config["intermediate_size"] = 128.into();
+    let model = Model::new(&config);
+    let int4 = |offsets| WeightFormat::Int4 { group: 32, offsets };
+    for (format, limit) in [(WeightFormat::Int8, 0.1), (int4(false), 0.01), (int4(true), 0.01)] {
+        let with = |options: EngineOptions| EngineOptions { weight_format: Some(format), ..options };
+        let on_one = answers(&with(model.options("cuda:0"))).unwrap();
+        for (tensor, pipeline) in [(2, 1), (1, 2)] {
+            let options = with(model.divided("cuda:0,cuda:1", tensor, pipeline));
+            let planned = Engine::plan(&options).unwrap();
+            let engine = Engine::create(&options).unwrap();
+            assert_eq!(engine.info().memory, planned, "{format:?}");
+            let found = run(&engine, requests()).unwrap();
+            drop(engine);
+            compare_within(&format!("{format:?} on {tensor} x {pipeline}"), &found, &on_one, limit);
+            assert_freed(nccl);
+        }
+    }
+    // 96 columns of two ranks are not whole groups.
+    let model = Model::new(&llama());
+    let options = EngineOptions { weight_format: Some(int4(false)), ..model.divided("cuda:0,cuda:1", 2, 1) };
+    let error = Engine::plan(&options).err().unwrap();
+    let words = ["groups of 32", "48 columns per rank", "weight_format to int8"];
+    assert!(error.code() == Code::Unsupported && words.iter().all(|word| error.message().contains(word)), "{error}");
 }
 
 /// The end of one communicator could wait for an exchange of another one.

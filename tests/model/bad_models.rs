@@ -1022,16 +1022,6 @@ fn invalid_engine_options_are_refused_with_the_value_and_the_range() {
         (|o| o.device = "cuda:99".into(), Code::Unsupported, &["cuda:99", "cpu"]),
         (|o| o.device = "cuda:-1".into(), Code::Unsupported, &["device is \"cuda:-1\"", "cuda:N"]),
         (|o| o.device = "gpu".into(), Code::Unsupported, &["device is \"gpu\"", "cuda:N"]),
-        (
-            |o| (o.device, o.weight_format) = ("cuda:0".into(), Some(WeightFormat::Int8)),
-            Code::Unsupported,
-            &["cuda:0", "weight_format is int8", "bf16 and fp8"],
-        ),
-        (
-            |o| (o.device, o.weight_format) = ("cuda:0".into(), Some(WeightFormat::Int4 { group: 32, offsets: false })),
-            Code::Unsupported,
-            &["cuda:0", "weight_format is int4", "bf16 and fp8"],
-        ),
         (|o| o.weight_format = Some(WeightFormat::Fp8), Code::Unsupported, &["weight_format is fp8", "CUDA devices", "int8"]),
         (|o| (o.device, o.packed_dir) = ("cuda:0".into(), Some("packed".into())), Code::Unsupported, &["cuda:0", "packed_path"]),
         (|o| (o.device, o.isa) = ("cuda".into(), Some(Isa::Portable)), Code::Unsupported, &["cuda", "isa"]),

@@ -112,6 +112,12 @@ impl Shim {
         self.call(c"shim_capability", |call: unsafe extern "C" fn(c_int, c_int)| unsafe { call(major, minor) });
     }
 
+    /// Sets the number of multiprocessors of devices that are opened from now on.
+    pub fn pretend_multiprocessors(&self, count: i32) {
+        // SAFETY: as above.
+        self.call(c"shim_multiprocessors", |call: unsafe extern "C" fn(c_int)| unsafe { call(count) });
+    }
+
     /// Returns whether this is the replacement driver.
     pub fn pretends(&self) -> bool {
         self.0.is_some()
@@ -215,6 +221,15 @@ pub fn backend() -> &'static CudaBackend {
 pub fn invariant() -> &'static CudaBackend {
     thread_local!(static BACKEND: &'static CudaBackend = Box::leak(Box::new(open(true))));
     BACKEND.with(|backend| *backend)
+}
+
+/// Opens a separate batch-invariant backend, whose products of records use the largest tiles for any
+/// matrix: it has one multiprocessor. Other tests may open a backend with it at the same time.
+pub fn open_small() -> CudaBackend {
+    shim().pretend_multiprocessors(1);
+    let backend = open(true);
+    shim().pretend_multiprocessors(132);
+    backend
 }
 
 /// Opens a separate backend.

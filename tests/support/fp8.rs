@@ -1,4 +1,4 @@
-//! Rounds weights to fp8 by a search among all its numbers.
+//! Rounds the weights of models: to fp8 by a search among all its numbers, or by a function.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,10 +30,21 @@ pub fn in_fp8(values: &[f32], cols: usize) -> Vec<f32> {
 
 /// Rounds the matrices in the layers of an f32 model to fp8.
 pub fn round_model(dir: &Path) {
-    let mut inner = BTreeMap::new();
+    round_model_by(dir, &|role, values, cols| match role {
+        Role::Inner => in_fp8(values, cols),
+        Role::Vocabulary | Role::Exact => values.to_vec(),
+    });
+}
+
+/// Rounds rows of outputs with this number of columns.
+type RoundRole<'a> = &'a dyn Fn(Role, &[f32], usize) -> Vec<f32>;
+type RoundRows<'a> = &'a dyn Fn(&[f32], usize) -> Vec<f32>;
+
+/// Rounds the matrices of an f32 model.
+pub fn round_model_by(dir: &Path, round: RoundRole) {
+    let mut all = BTreeMap::new();
     let note = |linear: &Linear, role| {
-        let all = linear.parts.iter().filter(|_| role == Role::Inner);
-        inner.extend(all.map(|part| (part.weight(), linear.layout)));
+        all.extend(linear.parts.iter().map(|part| (part.weight(), (role, linear.layout))));
         Ok::<(), ()>(())
     };
     let config = Config::load(dir, "config.json").unwrap();
@@ -45,7 +56,11 @@ pub fn round_model(dir: &Path) {
         .iter()
         .map(|(name, tensor)| {
             let values: Vec<f32> = tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-            let values = inner.get(name).map_or(values.clone(), |layout| round_tensor(&values, tensor.shape(), *layout));
+            let rounded = all.get(name).map(|&(role, layout)| {
+                let round = |values: &[f32], cols: usize| round(role, values, cols);
+                round_tensor(&values, tensor.shape(), layout, &round)
+            });
+            let values = rounded.unwrap_or(values);
             let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
             (name.to_string(), tensor.shape().to_vec(), bytes)
         })
@@ -55,11 +70,11 @@ pub fn round_model(dir: &Path) {
 }
 
 /// Rounds consecutive matrices. Their rows are outputs or inputs, depending on `layout`.
-fn round_tensor(values: &[f32], shape: &[usize], layout: Layout) -> Vec<f32> {
+fn round_tensor(values: &[f32], shape: &[usize], layout: Layout, round: RoundRows) -> Vec<f32> {
     let [.., rows, cols] = *shape else { panic!("a matrix of shape {shape:?}") };
     match layout {
-        Layout::InOut => values.chunks(rows * cols).flat_map(|matrix| transposed(&in_fp8(&transposed(matrix, cols), rows), rows)).collect(),
-        Layout::OutIn => in_fp8(values, cols),
+        Layout::InOut => values.chunks(rows * cols).flat_map(|matrix| transposed(&round(&transposed(matrix, cols), rows), rows)).collect(),
+        Layout::OutIn => round(values, cols),
     }
 }
 

@@ -238,13 +238,13 @@ public final class PagedLlm {
         /** bfloat16. */
         BF16(3),
         /**
-         * 8-bit integers with a scale for each output. Multiplied by 8-bit activations, which have
-         * a scale for every 128 values of a row.
+         * 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit activations,
+         * which have a scale for every 128 values of a row; on CUDA devices by activations in bf16.
          */
         INT8(4),
         /**
          * 4-bit integers with a scale for each group of weightGroup inputs of an output. The
-         * embedding and the head are in 8 bits.
+         * embedding and the head are in 8 bits. Activations are as for INT8.
          */
         INT4(5),
         /**
@@ -577,9 +577,9 @@ public final class PagedLlm {
         public String modelPath = null;
         /**
          * Device: "cpu" (default), or "cuda:0" (also "cuda") for the first CUDA device. CUDA needs
-         * an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in f32, f16,
-         * bf16 or fp8. A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of
-         * one kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
+         * an NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list such as
+         * "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which needs NCCL
+         * (libnccl.so.2). Not tested on GPUs yet.
          */
         public String device = null;
         /**

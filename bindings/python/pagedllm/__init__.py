@@ -165,11 +165,11 @@ class Weights(enum.IntEnum):
     F32 = 1  # 32-bit floating point.
     F16 = 2  # 16-bit floating point.
     BF16 = 3  # bfloat16.
-    # 8-bit integers with a scale for each output. Multiplied by 8-bit activations, which have a
-    # scale for every 128 values of a row.
+    # 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit activations, which
+    # have a scale for every 128 values of a row; on CUDA devices by activations in bf16.
     INT8 = 4
     # 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
-    # and the head are in 8 bits.
+    # and the head are in 8 bits. Activations are as for INT8.
     INT4 = 5
     # As INT4, with an offset for each group: a little more precise, for 16 more bits a group.
     INT4_ASYMMETRIC = 6
@@ -2397,9 +2397,9 @@ class Engine:
 
     model_path: Model directory in the layout of Hugging Face.
     device: "cpu" (default, also None), or "cuda:0" (also "cuda") for the first CUDA device. CUDA
-        needs an NVIDIA driver for CUDA 13, compute capability 8.0 or newer, and weights in f32,
-        f16, bf16 or fp8. A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of
-        one kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
+        needs an NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list such as
+        "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which needs NCCL
+        (libnccl.so.2). Not tested on GPUs yet.
     kv_bytes: KV pool size in bytes. 0 (default): enough for max_seqs sequences of max_model_len
         tokens, at most 1 GiB.
     seed: Seed for requests without a seed of their own. Default 0.

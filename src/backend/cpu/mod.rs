@@ -24,6 +24,7 @@ use elementwise::{Activate, Add, Gate, Norm, NormHead, NormRow, ScaleAndCap, Tur
 use host::Host;
 use kv::Kv;
 use lanes::Kernel;
+pub(super) use matmul::{Int4Row, int8_row};
 use matmul::{Machine, Matrix, PackedRows};
 use pool::Pool;
 use routes::Routes;

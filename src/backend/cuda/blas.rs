@@ -140,7 +140,7 @@ impl Blas {
             Ok(Algorithm { operation, layouts, algorithm })
         };
         match product.w.stored {
-            Stored::As(_) | Stored::Records(_) => find(false),
+            Stored::As(_) | Stored::Int8 | Stored::Records(_) => find(false),
             Stored::Fp8 => find(true).or_else(|_: CublasError| find(false)),
         }
     }
@@ -219,7 +219,7 @@ impl Product<'_> {
         match self.w.stored {
             Stored::Fp8 => launch!(device, kernels.conversions.to_fp8, shape, self.x, self.row_scales(), rows, cols),
             Stored::As(Dtype::F16) => launch!(device, kernels.conversions.to_f16, shape, self.x, rows, cols),
-            Stored::As(_) | Stored::Records(_) => launch!(device, kernels.conversions.to_bf16, shape, self.x, rows, cols),
+            Stored::As(_) | Stored::Int8 | Stored::Records(_) => launch!(device, kernels.conversions.to_bf16, shape, self.x, rows, cols),
         }
     }
 
@@ -263,8 +263,8 @@ fn data_type(stored: Stored) -> cudaDataType {
     match stored {
         Stored::As(Dtype::F32) => cudaDataType::CUDA_R_32F,
         Stored::As(Dtype::F16) => cudaDataType::CUDA_R_16F,
-        // Records are not multiplied here.
-        Stored::As(Dtype::Bf16) | Stored::Records(_) => cudaDataType::CUDA_R_16BF,
+        // Integers and records are not multiplied here.
+        Stored::As(Dtype::Bf16) | Stored::Int8 | Stored::Records(_) => cudaDataType::CUDA_R_16BF,
         Stored::Fp8 => cudaDataType::CUDA_R_8F_E4M3,
     }
 }

@@ -44,7 +44,7 @@ family! {
     /// Reads of rows of a table, by its storage type.
     Tables {
         add_positions_bf16, add_positions_f16, add_positions_f32, embed_bf16, embed_codes4_by16, embed_codes4_by32, embed_codes5_by32,
-        embed_codes6_by16, embed_codes8_by32, embed_f16, embed_f32,
+        embed_codes6_by16, embed_codes8_by32, embed_f16, embed_f32, embed_int8,
     }
 }
 
@@ -63,10 +63,10 @@ family! {
 family! {
     /// Products, by the storage type of the matrix and the rows of a tile.
     Products {
-        matmul_bf16_128, matmul_bf16_16, matmul_bf16_64, matmul_codes4_by16_16, matmul_codes4_by16_64, matmul_codes4_by32_16,
-        matmul_codes4_by32_64, matmul_codes5_by32_16, matmul_codes5_by32_64, matmul_codes6_by16_16, matmul_codes6_by16_64,
-        matmul_codes8_by32_16, matmul_codes8_by32_64, matmul_f16_128, matmul_f16_16, matmul_f16_64,
-        matmul_f32_128, matmul_f32_16, matmul_f32_64, matmul_fp8_128, matmul_fp8_16, matmul_fp8_64,
+        matmul_bf16_128, matmul_bf16_16, matmul_bf16_64, matmul_codes4_by16_128, matmul_codes4_by16_16, matmul_codes4_by16_64, matmul_codes4_by32_128, matmul_codes4_by32_16,
+        matmul_codes4_by32_64, matmul_codes5_by32_128, matmul_codes5_by32_16, matmul_codes5_by32_64, matmul_codes6_by16_128, matmul_codes6_by16_16, matmul_codes6_by16_64,
+        matmul_codes8_by32_128, matmul_codes8_by32_16, matmul_codes8_by32_64, matmul_f16_128, matmul_f16_16, matmul_f16_64,
+        matmul_f32_128, matmul_f32_16, matmul_f32_64, matmul_fp8_128, matmul_fp8_16, matmul_fp8_64, matmul_int8_128, matmul_int8_16, matmul_int8_64,
     }
 }
 
@@ -75,7 +75,7 @@ family! {
     /// and with a gated activation. A row has other bits than in `Products`.
     FewRows {
         few_rows_bf16_16, few_rows_bf16_8, few_rows_f16_16, few_rows_f16_8, few_rows_fp8_16, few_rows_fp8_8, few_rows_gated_bf16_16,
-        few_rows_gated_bf16_8, few_rows_gated_f16_16, few_rows_gated_f16_8, few_rows_gated_fp8_16, few_rows_gated_fp8_8,
+        few_rows_gated_bf16_8, few_rows_gated_f16_16, few_rows_gated_f16_8, few_rows_gated_fp8_16, few_rows_gated_fp8_8, few_rows_gated_int8_16, few_rows_gated_int8_8, few_rows_int8_16, few_rows_int8_8,
     }
 }
 
@@ -140,6 +140,9 @@ impl Kernels {
 
 impl Tables {
     pub fn embed(&self, stored: Stored) -> Result<Function> {
+        if stored == Stored::Int8 {
+            return Ok(self.embed_int8);
+        }
         let Stored::Records(records) = stored else { return by_dtype(stored, [self.embed_f32, self.embed_f16, self.embed_bf16]) };
         Ok(match records.codes() {
             Codes::FourBy16 => self.embed_codes4_by16,
@@ -161,8 +164,7 @@ fn by_dtype(stored: Stored, [f32, f16, bf16]: [Function; 3]) -> Result<Function>
         Stored::As(Dtype::F32) => Ok(f32),
         Stored::As(Dtype::F16) => Ok(f16),
         Stored::As(Dtype::Bf16) => Ok(bf16),
-        Stored::Fp8 => Err(Error::internal("table in fp8")),
-        Stored::Records(_) => Err(Error::internal("table of positions in blocks")),
+        Stored::Fp8 | Stored::Int8 | Stored::Records(_) => Err(Error::internal("a table in a format without a kernel")),
     }
 }
 
@@ -275,27 +277,28 @@ pub struct Tile {
     step: usize,
     /// Steps of weights in shared memory.
     stages: usize,
+    threads: u32,
 }
 
 impl Tile {
-    pub const FEW: Tile = Tile { rows: 16, outs: 32, step: 256, stages: 6 };
-    /// For weights in fp8.
+    pub const FEW: Tile = Tile { rows: 16, outs: 32, step: 256, stages: 6, threads: 128 };
+    /// For weights in fp8 and int8.
     pub const FEW_OF_BYTES: Tile = Tile { step: 512, ..Tile::FEW };
-    pub const SOME: Tile = Tile { rows: 64, outs: 64, step: 128, stages: 4 };
-    pub const MANY: Tile = Tile { rows: 128, outs: 128, step: 64, stages: 4 };
+    pub const SOME: Tile = Tile { rows: 64, outs: 64, step: 128, stages: 4, threads: 128 };
+    pub const MANY: Tile = Tile { rows: 128, outs: 128, step: 64, stages: 4, threads: 128 };
     /// For records.
     pub const FEW_OF_RECORDS: Tile = Tile { step: 512, ..Tile::FEW };
     pub const SOME_OF_RECORDS: Tile = Tile { stages: 3, ..Tile::SOME };
-    const THREADS: u32 = 128;
+    pub const MANY_OF_RECORDS: Tile = Tile { stages: 2, threads: 256, ..Tile::MANY };
     /// Padding bytes between rows in shared memory.
     const BETWEEN: usize = 16;
 
     /// Returns the bytes of shared memory: all stages of weights, and two steps of rows. With
-    /// weights in fp8 or records, rows are in bf16.
+    /// weights in bytes or records, rows are in bf16.
     pub fn shared(self, stored: Stored) -> u32 {
         let of_weights = match stored {
             Stored::As(_) => self.step + Self::BETWEEN,
-            Stored::Fp8 => self.step / 2 + Self::BETWEEN,
+            Stored::Fp8 | Stored::Int8 => self.step / 2 + Self::BETWEEN,
             Stored::Records(records) => records.shared_pitch(),
         };
         (self.stages * self.outs * of_weights + 2 * self.rows * (self.step + Self::BETWEEN)) as u32
@@ -305,7 +308,8 @@ impl Tile {
 impl Products {
     /// Permits the shared memory that exceeds the default limit.
     fn allow_shared(&self) -> Result<()> {
-        let numbers = [Stored::As(Dtype::F32), Stored::As(Dtype::F16), Stored::As(Dtype::Bf16), Stored::Fp8];
+        let numbers = [Stored::As(Dtype::F32), Stored::As(Dtype::F16), Stored::As(Dtype::Bf16), Stored::Fp8, Stored::Int8];
+        // Those of weights in int4 are not larger.
         let records = BlockType::all().filter_map(Records::of).map(Stored::Records);
         let mut most: HashMap<Function, u32> = HashMap::new();
         for stored in numbers.into_iter().chain(records) {
@@ -319,38 +323,49 @@ impl Products {
 
     /// Returns the kernels for few, some and many rows.
     fn kernels(&self, stored: Stored) -> [(Function, Tile); 3] {
-        let tile = if stored == Stored::Fp8 { Tile::FEW_OF_BYTES } else { Tile::FEW };
+        let tile = if stored.is_bytes() { Tile::FEW_OF_BYTES } else { Tile::FEW };
         let [few, some, many] = match stored {
             Stored::As(Dtype::F32) => [self.matmul_f32_16, self.matmul_f32_64, self.matmul_f32_128],
             Stored::As(Dtype::F16) => [self.matmul_f16_16, self.matmul_f16_64, self.matmul_f16_128],
             Stored::As(Dtype::Bf16) => [self.matmul_bf16_16, self.matmul_bf16_64, self.matmul_bf16_128],
             Stored::Fp8 => [self.matmul_fp8_16, self.matmul_fp8_64, self.matmul_fp8_128],
+            Stored::Int8 => [self.matmul_int8_16, self.matmul_int8_64, self.matmul_int8_128],
             Stored::Records(records) => {
-                let [few, some] = self.of_records(records);
-                return [(few, Tile::FEW_OF_RECORDS), (some, Tile::SOME_OF_RECORDS), (some, Tile::SOME_OF_RECORDS)];
+                let [few, some, many] = self.of_records(records);
+                return [(few, Tile::FEW_OF_RECORDS), (some, Tile::SOME_OF_RECORDS), (many, Tile::MANY_OF_RECORDS)];
             }
         };
         [(few, tile), (some, Tile::SOME), (many, Tile::MANY)]
     }
 
-    /// Returns the kernels for few and for some rows.
-    fn of_records(&self, records: Records) -> [Function; 2] {
+    /// Returns the kernels for few, some and many rows.
+    fn of_records(&self, records: Records) -> [Function; 3] {
         match records.codes() {
-            Codes::FourBy16 => [self.matmul_codes4_by16_16, self.matmul_codes4_by16_64],
-            Codes::FourBy32 => [self.matmul_codes4_by32_16, self.matmul_codes4_by32_64],
-            Codes::FiveBy32 => [self.matmul_codes5_by32_16, self.matmul_codes5_by32_64],
-            Codes::SixBy16 => [self.matmul_codes6_by16_16, self.matmul_codes6_by16_64],
-            Codes::EightBy32 => [self.matmul_codes8_by32_16, self.matmul_codes8_by32_64],
+            Codes::FourBy16 => [self.matmul_codes4_by16_16, self.matmul_codes4_by16_64, self.matmul_codes4_by16_128],
+            Codes::FourBy32 => [self.matmul_codes4_by32_16, self.matmul_codes4_by32_64, self.matmul_codes4_by32_128],
+            Codes::FiveBy32 => [self.matmul_codes5_by32_16, self.matmul_codes5_by32_64, self.matmul_codes5_by32_128],
+            Codes::SixBy16 => [self.matmul_codes6_by16_16, self.matmul_codes6_by16_64, self.matmul_codes6_by16_128],
+            Codes::EightBy32 => [self.matmul_codes8_by32_16, self.matmul_codes8_by32_64, self.matmul_codes8_by32_128],
         }
     }
 
     /// Returns the kernel for the expected number of rows, and its launch configuration for
     /// products with `outs` outputs. A row has the same bits with every kernel.
-    pub fn select(&self, stored: Stored, outs: usize, RowCounts { each, max, groups }: RowCounts) -> (Function, Shape) {
-        let all = self.kernels(stored);
-        let (function, tile) = all.into_iter().find(|(_, tile)| each <= tile.rows).unwrap_or(all[2]);
+    ///
+    /// With records, fewer tiles for many rows than the device has `multiprocessors` would leave some
+    /// of them without work. The smaller tiles are then expected to be faster.
+    pub fn select(&self, stored: Stored, outs: usize, counts: RowCounts, multiprocessors: u32) -> (Function, Shape) {
+        let RowCounts { each, max, groups } = counts;
+        let [few, some, many] = self.kernels(stored);
+        let blocks = |tile: Tile| outs.div_ceil(tile.outs) * each.div_ceil(tile.rows) * groups;
+        let fills = !matches!(stored, Stored::Records(_)) || blocks(many.1) >= multiprocessors as usize;
+        let (function, tile) = match each {
+            each if each <= few.1.rows => few,
+            each if each <= some.1.rows || !fills => some,
+            _ => many,
+        };
         let grid = (outs.div_ceil(tile.outs) as u32, max.div_ceil(tile.rows) as u32, groups as u32);
-        (function, Shape { shared: tile.shared(stored), ..Shape::new(grid, Tile::THREADS) })
+        (function, Shape { shared: tile.shared(stored), ..Shape::new(grid, tile.threads) })
     }
 }
 
@@ -378,6 +393,7 @@ impl FewRows {
                 [[self.few_rows_f16_8, self.few_rows_f16_16], [self.few_rows_gated_f16_8, self.few_rows_gated_f16_16]]
             }
             Stored::Fp8 => [[self.few_rows_fp8_8, self.few_rows_fp8_16], [self.few_rows_gated_fp8_8, self.few_rows_gated_fp8_16]],
+            Stored::Int8 => [[self.few_rows_int8_8, self.few_rows_int8_16], [self.few_rows_gated_int8_8, self.few_rows_gated_int8_16]],
             Stored::As(Dtype::F32) | Stored::Records(_) => return None,
         };
         let [eight, sixteen] = if output == Output::Gated { gated } else { plain };
@@ -471,5 +487,20 @@ pub fn pairs_number(pairs: Pairs) -> u32 {
     match pairs {
         Pairs::Halves => 0,
         Pairs::Neighbours => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Devices of compute capability 8.6 and 8.9 have 99 KiB for a block.
+    #[test]
+    fn tiles_of_records_fit_the_shared_memory_of_all_devices() {
+        for records in BlockType::all().filter_map(Records::of).map(Stored::Records) {
+            for tile in [Tile::FEW_OF_RECORDS, Tile::SOME_OF_RECORDS, Tile::MANY_OF_RECORDS] {
+                assert!(tile.shared(records) <= 99 << 10, "{tile:?} needs {} bytes for {records:?}", tile.shared(records));
+            }
+        }
     }
 }

@@ -1,13 +1,15 @@
-//! Matrices on the device: rows in their storage type, each aligned to 16 bytes. In fp8, the rows
-//! are followed by their scales.
+//! Matrices on the device: rows in their storage type, each aligned to 16 bytes. In fp8 and int8, the
+//! rows are followed by their scales.
 
 use half::{bf16, f16};
 
 use super::device::Device;
 use super::fp8;
 use super::memory::{Address, Memory};
+use super::records::Source;
 use super::stored::Stored;
 use crate::backend::alloc::no_such_number;
+use crate::backend::cpu::{Int4Row, int8_row};
 use crate::backend::{RowSource, Section, Storage};
 use crate::error::{Error, Result, try_vec, try_with_capacity};
 use crate::types::options::Dtype;
@@ -47,6 +49,7 @@ impl Matrix {
         let mut offset = 0;
         for section in sections {
             let (first, rows, stored) = (matrix.rows, section.rows, Stored::for_storage(section.storage)?);
+            stored.check_columns(cols)?;
             let part = Part { first, rows, cols, stored, address: matrix.memory.address().at(offset) };
             Loading { device, memory: &matrix.memory, offset, part, section }.run(&mut source)?;
             matrix.parts.push(part);
@@ -99,14 +102,15 @@ impl Loading<'_> {
         let mut read = try_vec(piece * row, 0u8)?;
         let mut written = try_vec(piece * padded, 0u8)?;
         let mut scales = try_vec(rows * stored.scale_bytes(), 0u8)?;
-        let mut floats = try_vec(if stored == Stored::Fp8 { cols } else { 0 }, 0.0f32)?;
+        let converts = matches!(self.section.storage, Storage::Numbers { .. }) && !matches!(stored, Stored::As(_));
+        let mut buffers = Buffers { floats: try_vec(if converts { cols } else { 0 }, 0.0f32)?, int4: Int4Row::default() };
         for start in (0..rows).step_by(piece) {
             let count = piece.min(rows - start);
             (source.read)(first + start, &mut read[..count * row])?;
             (source.advance)(count * row)?;
             let both = read.chunks_exact(row.max(1)).zip(written.chunks_exact_mut(padded.max(1)));
             for (i, (from, to)) in both.take(count).enumerate() {
-                if let Some(scale) = self.store_row(start + i, from, to, &mut floats)? {
+                if let Some(scale) = self.store_row(start + i, from, to, &mut buffers)? {
                     scales.as_chunks_mut().0[start + i] = scale.to_le_bytes();
                 }
             }
@@ -116,23 +120,48 @@ impl Loading<'_> {
     }
 
     /// Stores a row of the part. Returns its scale, if rows have scales.
-    fn store_row(&self, row: usize, from: &[u8], to: &mut [u8], floats: &mut [f32]) -> Result<Option<f32>> {
+    fn store_row(&self, row: usize, from: &[u8], to: &mut [u8], buffers: &mut Buffers) -> Result<Option<f32>> {
         let row = self.part.first + row;
         match (self.section.storage, self.part.stored) {
             (Storage::Blocks(_), Stored::Records(records)) => {
+                let Source::Blocks(kind) = records.source() else { return Err(Error::internal("blocks are stored as int4")) };
                 to.fill(0);
-                records.store_row(from, to).map(|()| None).map_err(|error| error.within(format_args!("row {row}")))
+                records.store_blocks(kind, from, to).map(|()| None).map_err(|error| error.within(format_args!("row {row}")))
             }
             (Storage::Numbers { from: dtype, to: format }, Stored::As(to_dtype)) => {
                 convert(dtype, to_dtype, from, to).map(|()| None).map_err(|NoSuchNumber| no_such_number(row, format))
             }
-            (Storage::Numbers { from: dtype, to: format }, Stored::Fp8) => {
-                dtype.visit(from, |k, x| floats[k] = x);
-                fp8::store_row(floats, to).map(Some).ok_or_else(|| no_such_number(row, format))
+            (Storage::Numbers { from: dtype, to: format }, stored) => {
+                dtype.visit(from, |k, x| buffers.floats[k] = x);
+                buffers.store(stored, to).ok_or_else(|| no_such_number(row, format))
             }
-            (Storage::Blocks(_), _) | (Storage::Numbers { .. }, Stored::Records(_)) => {
-                Err(Error::internal("a section is stored as another one"))
+            (Storage::Blocks(_), _) => Err(Error::internal("a section is stored as another one")),
+        }
+    }
+}
+
+/// A row on the way from its file to a format with scales.
+struct Buffers {
+    floats: Vec<f32>,
+    int4: Int4Row,
+}
+
+impl Buffers {
+    /// Stores the row, which may be shorter than `to`. Returns its scale, if rows have scales. None:
+    /// the format cannot represent a number.
+    fn store(&mut self, stored: Stored, to: &mut [u8]) -> Option<Option<f32>> {
+        let Buffers { floats, int4 } = self;
+        match stored {
+            Stored::Fp8 => fp8::store_row(floats, to).map(Some),
+            Stored::Int8 => int8_row(floats, &mut to[..floats.len()]).map(Some),
+            Stored::Records(records) => {
+                let Source::Int4 { group } = records.source() else { return None };
+                to.fill(0);
+                let fits = int4.quantize(floats, group, records.offsets());
+                records.store_int4(int4, to);
+                fits.then_some(None)
             }
+            Stored::As(_) => None,
         }
     }
 }

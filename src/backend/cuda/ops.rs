@@ -54,7 +54,7 @@ impl CudaBackend {
                 launch!(self.device, function, shape, out, x, address, bias, rows, outs, cols, stride);
                 continue;
             }
-            let (function, shape) = self.device.kernels.products.select(part.stored, part.rows, counts);
+            let (function, shape) = self.device.kernels.products.select(part.stored, part.rows, counts, self.device.multiprocessors);
             match part.stored {
                 Stored::Records(records) => {
                     let (bytes, flags) = (records.bytes() as u32, records.flags());
@@ -142,7 +142,8 @@ impl Ops for CudaBackend {
     }
 
     fn matmul(&self, rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
-        let by_blas = |part: &&Part| rows >= self.min_blas_rows && !matches!(part.stored, Stored::As(Dtype::F32) | Stored::Records(_));
+        let by_blas =
+            |part: &&Part| rows >= self.min_blas_rows && matches!(part.stored, Stored::As(Dtype::F16 | Dtype::Bf16) | Stored::Fp8);
         if let (Some(blas), Some(part)) = (&self.blas, w.only().filter(by_blas)) {
             let product = blas::Product { rows, x: x.address(), w: part, bias: address_of(bias), out: out.address() };
             if blas.multiply(&self.device, product) {

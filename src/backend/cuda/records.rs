@@ -1,6 +1,10 @@
-//! Rows of quantized blocks as records of 256 numbers, whose layout `kernels/blocks.cu` describes.
+//! Rows of quantized blocks, and rows in int4, as records of 256 numbers, whose layout
+//! `kernels/blocks.cu` describes.
+
+use half::f16;
 
 use crate::backend::blocks::Block;
+use crate::backend::cpu::Int4Row;
 use crate::error::Result;
 use crate::types::blocks::{BlockCodes, BlockType};
 
@@ -22,19 +26,48 @@ pub enum Codes {
 /// The layout of the records of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Records {
-    kind: BlockType,
+    source: Source,
     bits: u32,
+    /// Numbers that share a scale in the records.
     group: usize,
     offsets: bool,
     /// Whether the scales of groups are integers times the scale of a block.
     nested: bool,
 }
 
+/// What the records are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Source {
+    Blocks(BlockType),
+    /// Numbers that are quantized in groups.
+    Int4 {
+        group: usize,
+    },
+}
+
 impl Records {
+    /// Numbers that share a scale in int4. Records repeat the scale of a larger group. Without
+    /// offsets they have the same size with any group, because it is a multiple of 16 bytes.
+    const INT4_GROUP: usize = 32;
+
+    /// Returns the layout of weights in int4.
+    pub fn of_int4(group: usize, offsets: bool) -> Records {
+        Records { source: Source::Int4 { group }, bits: 4, group: Self::INT4_GROUP, offsets, nested: false }
+    }
+
     /// Returns the layout for a type. None: the type has no codes.
     pub fn of(kind: BlockType) -> Option<Records> {
         let codes @ BlockCodes { bits, group, .. } = kind.codes()?;
-        Some(Records { kind, bits, group, offsets: codes.offsets(), nested: kind.block_len() == RECORD })
+        Some(Records { source: Source::Blocks(kind), bits, group, offsets: codes.offsets(), nested: kind.block_len() == RECORD })
+    }
+
+    pub fn source(self) -> Source {
+        self.source
+    }
+
+    /// Returns whether groups have offsets.
+    pub fn offsets(self) -> bool {
+        self.offsets
     }
 
     pub fn codes(self) -> Codes {
@@ -76,12 +109,12 @@ impl Records {
         if self.nested { 4 + numbers * groups } else { 2 * numbers * groups }
     }
 
-    /// Stores a row. `out` is zeroed: groups beyond the end of the row have a scale of 0.
+    /// Stores a row of blocks. `out` is zeroed: groups beyond the end of the row have a scale of 0.
     ///
     /// Errors: `Model` if a scale is not finite.
-    pub fn store_row(self, row: &[u8], out: &mut [u8]) -> Result<()> {
-        let (kind, len) = (self.kind, self.kind.block_len());
-        let (zero, bytes, scales_at) = (self.code_of_zero(), self.bytes(), self.scales_at());
+    pub fn store_blocks(self, kind: BlockType, row: &[u8], out: &mut [u8]) -> Result<()> {
+        let len = kind.block_len();
+        let (zero, bytes, scales_at) = (self.code_of_zero(kind), self.bytes(), self.scales_at());
         let mut block = Block::new();
         for (index, from) in row.chunks_exact(kind.block_bytes()).enumerate() {
             block.decode(kind, from)?;
@@ -93,6 +126,20 @@ impl Records {
             self.store_scales(&block, &mut record[scales_at..], first / self.group);
         }
         Ok(())
+    }
+
+    /// Stores a row in int4. `out` is zeroed, as for `store_blocks`.
+    pub fn store_int4(self, row: &Int4Row, out: &mut [u8]) {
+        let (bytes, scales_at) = (self.bytes(), self.scales_at());
+        let codes = row.codes.as_chunks().0;
+        let each = codes.len() / row.scales.len().max(1);
+        for (index, codes) in codes.iter().enumerate() {
+            let place = index % (RECORD / Self::INT4_GROUP);
+            let record = &mut out[index * Self::INT4_GROUP / RECORD * bytes..][..bytes];
+            self.store_codes(record, place, codes, 0);
+            let (scale, offset) = row.scales[index / each];
+            self.store_own_scales(&mut record[scales_at..], place, scale, offset);
+        }
     }
 
     /// Stores 32 codes. Each of four lanes has four consecutive numbers of the first 16, and four
@@ -125,8 +172,8 @@ impl Records {
 
     /// Returns what is subtracted from codes: in memory, the code of 0 is 0 in 8 bits, and 8 in 4
     /// bits without offsets.
-    fn code_of_zero(self) -> u8 {
-        let zero = self.kind.codes().and_then(|codes| codes.zero).unwrap_or(0) as u8;
+    fn code_of_zero(self, kind: BlockType) -> u8 {
+        let zero = kind.codes().and_then(|codes| codes.zero).unwrap_or(0) as u8;
         match self.bits {
             8 => zero,
             4 if !self.offsets => zero.wrapping_sub(8),
@@ -136,23 +183,26 @@ impl Records {
 
     /// Stores the scales of a block, whose first group is this one of the record.
     fn store_scales(self, block: &Block, scales: &mut [u8], first: usize) {
-        let (scale, offset) = (block.scale.to_le_bytes(), block.offset.to_le_bytes());
         if !self.nested {
-            let each = 2 * (1 + usize::from(self.offsets));
-            scales[first * each..][..2].copy_from_slice(&scale);
-            if self.offsets {
-                scales[first * each + 2..][..2].copy_from_slice(&offset);
-            }
-            return;
+            return self.store_own_scales(scales, first, block.scale, block.offset);
         }
         let groups = RECORD / self.group;
-        scales[..2].copy_from_slice(&scale);
-        scales[2..4].copy_from_slice(&offset);
+        scales[..2].copy_from_slice(&block.scale.to_le_bytes());
+        scales[2..4].copy_from_slice(&block.offset.to_le_bytes());
         for group in 0..groups {
             scales[4 + group] = block.group_scales[group] as u8;
             if self.offsets {
                 scales[4 + groups + group] = block.group_offsets[group] as u8;
             }
+        }
+    }
+
+    /// Stores the scale of a group that is not nested, and its offset.
+    fn store_own_scales(self, scales: &mut [u8], group: usize, scale: f16, offset: f16) {
+        let each = 2 * (1 + usize::from(self.offsets));
+        scales[group * each..][..2].copy_from_slice(&scale.to_le_bytes());
+        if self.offsets {
+            scales[group * each + 2..][..2].copy_from_slice(&offset.to_le_bytes());
         }
     }
 }

@@ -41,8 +41,8 @@ impl Dtype {
     }
 }
 
-/// The type in which weights are kept in memory. Integer weights are multiplied by activations that
-/// are quantized to -127..127 at run time.
+/// The type in which weights are kept in memory. On the CPU, integer weights are multiplied by
+/// activations that are quantized to -127..127 at run time. On CUDA devices activations are in bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WeightFormat {
     /// 32-bit float.

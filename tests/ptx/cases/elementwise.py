@@ -129,9 +129,23 @@ def tables(kind, lab):
     lab.equal(lab.get(sums, x.shape, F32), x + values[positions + offset, :cols])
 
 
+def table_in_int8(lab):
+    """A table whose rows are followed by their scales."""
+    count, first, cols, pitch = 7, 100, 301, 304
+    codes, scales = lab.random.integers(-127, 128, (count, pitch)).astype(np.int8), lab.random.random(count).astype(F32)
+    table = np.frombuffer(codes.tobytes() + scales.tobytes(), np.uint8)
+    tokens = np.array([103, 99, 106, 107, 100], np.uint32)
+    out = lab.out(5, cols)
+    lab.launch("embed_int8", grid_of_numbers(5, cols), FLAT, out, lab.put(table), lab.put(tokens), first, count, cols, pitch, 1.5)
+    inside = (tokens >= first) & (tokens < first + count)
+    values = (codes[:, :cols] * scales[:, None]).astype(F32) * F32(1.5)
+    lab.equal(lab.get(out, (5, cols), F32), np.where(inside[:, None], values[np.where(inside, tokens - first, 0)], F32(0)))
+
+
 def cases():
     for run in (activate, gate, add, sum_ranks, add_gated, scale_and_cap, gather):
         yield Case(run.__name__, [run.__name__], run, True)
     yield Case("split_strips and join_strips", ["split_strips", "join_strips"], copy_strips, True)
     for kind in ("f32", "f16", "bf16"):
         yield Case(f"tables in {kind}", [f"embed_{kind}", f"add_positions_{kind}"], partial(tables, kind), True)
+    yield Case("table in int8", ["embed_int8"], table_in_int8, True)

@@ -31,7 +31,7 @@ def with_gate(kind, most, cols, lab):
 
 
 def cases():
-    for kind in ("bf16", "f16", "fp8"):
+    for kind in ("bf16", "f16", "fp8", "int8"):
         for most in (8, 16):
             for name, run in ((f"few_rows_{kind}_{most}", plain), (f"few_rows_gated_{kind}_{most}", with_gate)):
                 # Each of the 16 warps has several chunks of 64 or 128 numbers.

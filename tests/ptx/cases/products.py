@@ -25,15 +25,16 @@ class Tile:
 
 
 TILES = {"16": Tile(16, 32, 256, 6), "64": Tile(64, 64, 128, 4), "128": Tile(128, 128, 64, 4)}
+BYTES = ("fp8", "int8")  # with a scale for each row
 TILE_16_OF_BYTES = Tile(16, 32, 512, 6)
 
 
 def tile_of(kind, rows):
-    return TILE_16_OF_BYTES if (kind, rows) == ("fp8", "16") else TILES[rows]
+    return TILE_16_OF_BYTES if kind in BYTES and rows == "16" else TILES[rows]
 
 
 def pitch_of(tile, kind):
-    return (tile.step // 2 if kind == "fp8" else tile.step) + 16
+    return (tile.step // 2 if kind in BYTES else tile.step) + 16
 
 
 def rounded(kind, x):
@@ -51,13 +52,18 @@ class Matrix:
 
 def matrix(lab, kind, outs, cols):
     """Stores random numbers as matrix.rs does: rows are padded to 16 bytes, and scales follow them."""
-    each = 16 if kind == "fp8" else 8
+    each = 16 if kind in BYTES else 8
     padded = np.zeros((outs, div_ceil(cols, each) * each), F32)
     padded[:, :cols] = lab.normal(outs, cols)
     if kind == "fp8":
         codes, scales = to_e4m3(padded * 16), (lab.random.random(outs) / 16).astype(F32)
         data = np.frombuffer(codes.tobytes() + scales.tobytes(), np.uint8)
         return Matrix(lab.put(data), from_e4m3(codes[:, :cols]) * scales[:, None].astype(F64))
+    if kind == "int8":
+        codes, scales = np.zeros(padded.shape, np.int8), lab.random.random(outs).astype(F32)
+        codes[:, :cols] = lab.random.integers(-127, 128, (outs, cols))
+        data = np.frombuffer(codes.tobytes() + scales.tobytes(), np.uint8)
+        return Matrix(lab.put(data), codes[:, :cols] * scales[:, None].astype(F64))
     data = {"f32": lambda x: x, "f16": to_f16, "bf16": to_bf16}[kind](padded)
     return Matrix(lab.put(data), rounded(kind, padded)[:, :cols])
 
@@ -156,7 +162,7 @@ def scale_product(lab):
 
 
 def cases():
-    kinds = ("bf16", "f16", "f32", "fp8")
+    kinds = ("bf16", "f16", "f32", "fp8", "int8")
     for kind in kinds:
         for tile in TILES:
             kernel, quick = [f"matmul_{kind}_{tile}"], kind in ("bf16", "fp8") and tile != "128" or (kind, tile) == ("f16", "16")

@@ -7,11 +7,12 @@ import numpy as np
 from lab import FLAT, Case, div_ceil, grid_of_numbers
 from ptx.numbers import F32, F64
 
-from .products import LIMIT, THREADS, Tile, rounded
+from .products import LIMIT, Tile, rounded
 
 RECORD = 256
 OFFSETS, NESTED = 1, 2
-TILES = {"16": Tile(16, 32, 512, 6), "64": Tile(64, 64, 128, 3)}
+TILES = {"16": Tile(16, 32, 512, 6), "64": Tile(64, 64, 128, 3), "128": Tile(128, 128, 64, 2)}
+THREADS = {"16": 128, "64": 128, "128": 256}
 
 
 @dataclass
@@ -95,13 +96,28 @@ def matrix(lab, form, outs, cols):
     return lab.put(records), numbers[:, :cols]
 
 
-def product(form, tile, rows, outs, cols, lab):
-    x, shape = lab.normal(rows, cols), TILES[tile]
-    (w, numbers), bias = matrix(lab, form, outs, cols), lab.normal(outs)
+def multiply(lab, form, tile, x, w, bias):
+    """Launches a product with a matrix of as many rows as there are biases. Returns the rows."""
+    (rows, cols), outs, shape = x.shape, len(bias), TILES[tile]
     out, grid = lab.out(rows, outs), (div_ceil(outs, shape.outs), div_ceil(rows, shape.rows), 1)
-    lab.launch(f"matmul_{form.name}_{tile}", grid, THREADS, out, lab.put(x), w, lab.put(bias), 0, 0, 0, rows, outs, cols, outs, form.bytes,
-               form.flags, shared=shape.shared(form.shared_pitch))
-    lab.close(lab.get(out, (rows, outs), F32), rounded("bf16", x) @ numbers.T + bias, LIMIT)
+    lab.launch(f"matmul_{form.name}_{tile}", grid, THREADS[tile], out, lab.put(x), w, lab.put(bias), 0, 0, 0, rows, outs, cols, outs,
+               form.bytes, form.flags, shared=shape.shared(form.shared_pitch))
+    return lab.get(out, (rows, outs), F32)
+
+
+def product(form, tile, rows, outs, cols, lab):
+    x = lab.normal(rows, cols)
+    (w, numbers), bias = matrix(lab, form, outs, cols), lab.normal(outs)
+    got = multiply(lab, form, tile, x, w, bias)
+    lab.close(got, rounded("bf16", x) @ numbers.T + bias, LIMIT)
+
+
+def same_bits(form, lab):
+    """A row has the same bits, whatever the tile."""
+    x, (w, _), bias = lab.normal(5, 600), matrix(lab, form, 20, 600), lab.normal(20)
+    first, *others = (multiply(lab, form, tile, x, w, bias).view(np.uint32) for tile in TILES)
+    for other in others:
+        lab.equal(other, first)
 
 
 def experts(form, tile, lab):
@@ -109,7 +125,7 @@ def experts(form, tile, lab):
     x, matrices = lab.normal(9, cols), [matrix(lab, form, outs, cols) for _ in starts[1:]]
     out, grid = lab.out(9, outs), (div_ceil(outs, shape.outs), div_ceil(9, shape.rows), len(matrices))
     listed = lab.put(np.array([w for w, _ in matrices], np.uint64))
-    lab.launch(f"matmul_{form.name}_{tile}", grid, THREADS, out, lab.put(x), 0, 0, listed, 0, lab.put(starts), 9, outs, cols, outs,
+    lab.launch(f"matmul_{form.name}_{tile}", grid, THREADS[tile], out, lab.put(x), 0, 0, listed, 0, lab.put(starts), 9, outs, cols, outs,
                form.bytes, form.flags, shared=shape.shared(form.shared_pitch))
     wanted = np.concatenate([rounded("bf16", x[first:end]) @ numbers.T
                              for first, end, (_, numbers) in zip(starts, starts[1:], matrices)])
@@ -138,5 +154,8 @@ def cases():
             yield Case(f"{name}{flags}, experts", [name], partial(experts, form, tile))
             # More records than stages.
             yield Case(f"{name}{flags}, 3 x 9 x 2000", [name], partial(product, form, tile, 3, 9, 2000))
-            yield Case(f"{name}{flags}, 70 x 70 x 256", [name], partial(product, form, tile, 70, 70, 256))
+            rows = 140 if tile == "128" else 70
+            yield Case(f"{name}{flags}, {rows} x {rows} x 256", [name], partial(product, form, tile, rows, rows, 256))
+        yield Case(f"matmul_{form.name}{flags}, same bits in all tiles", [f"matmul_{form.name}_{tile}" for tile in TILES],
+                   partial(same_bits, form), form.bits == 4 and form.group == 32 and not form.flags)
         yield Case(f"embed_{form.name}{flags}", [f"embed_{form.name}"], partial(embed, form), True)

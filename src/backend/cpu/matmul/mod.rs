@@ -11,6 +11,7 @@ mod bytes;
 mod floats;
 mod matrix;
 mod quantize;
+mod quantized;
 mod rows;
 
 use std::hint::black_box;
@@ -30,6 +31,7 @@ use blocks::BlockLayout;
 use bytes::{BLOCK_WORDS, Bytes, Grouped, Nested, PerOutput};
 use floats::{Floats, Pairs};
 pub use matrix::{Matrix, PackedSection};
+pub use quantized::{Int4Row, int8_row};
 pub use rows::PackedRows;
 use rows::{BYTE_ROWS, FLOAT_ROWS, GROUP, Packed, RowFormat, Tiles};
 
