@@ -7,7 +7,7 @@ import numpy as np
 from lab import FLAT, Case, div_ceil, grid_of_numbers
 from ptx.numbers import F32, F64
 
-from .products import LIMIT, THREADS, Tile, rounded
+from .products import LIMIT, THREADS, Tile, operand, rounded
 
 RECORD = 256
 OFFSETS, NESTED = 1, 2
@@ -98,10 +98,14 @@ def matrix(lab, form, outs, cols):
 def product(form, tile, rows, outs, cols, lab):
     x, shape = lab.normal(rows, cols), TILES[tile]
     (w, numbers), bias = matrix(lab, form, outs, cols), lab.normal(outs)
-    out, grid = lab.out(rows, outs), (div_ceil(outs, shape.outs), div_ceil(rows, shape.rows), 1)
-    lab.launch(f"matmul_{form.name}_{tile}", grid, THREADS, out, lab.put(x), w, lab.put(bias), 0, 0, 0, rows, outs, cols, outs, form.bytes,
-               form.flags, shared=shape.shared(form.shared_pitch))
-    lab.close(lab.get(out, (rows, outs), F32), rounded("bf16", x) @ numbers.T + bias, LIMIT)
+    grid, results = (div_ceil(outs, shape.outs), div_ceil(rows, shape.rows), 1), []
+    for is_rounded in (False, True) if cols % 8 == 0 else (False,):
+        out = lab.out(rows, outs)
+        lab.launch(f"matmul_{form.name}_{tile}", grid, THREADS, out, operand(lab, "bf16", x, is_rounded), w, lab.put(bias), 0, 0, 0, rows,
+                   outs, cols, outs, form.bytes, form.flags, is_rounded, shared=shape.shared(form.shared_pitch))
+        results.append(lab.get(out, (rows, outs), F32))
+    lab.close(results[0], rounded("bf16", x) @ numbers.T + bias, LIMIT)
+    lab.equal(results[-1].view(np.uint32), results[0].view(np.uint32))
 
 
 def experts(form, tile, lab):
@@ -110,7 +114,7 @@ def experts(form, tile, lab):
     out, grid = lab.out(9, outs), (div_ceil(outs, shape.outs), div_ceil(9, shape.rows), len(matrices))
     listed = lab.put(np.array([w for w, _ in matrices], np.uint64))
     lab.launch(f"matmul_{form.name}_{tile}", grid, THREADS, out, lab.put(x), 0, 0, listed, 0, lab.put(starts), 9, outs, cols, outs,
-               form.bytes, form.flags, shared=shape.shared(form.shared_pitch))
+               form.bytes, form.flags, False, shared=shape.shared(form.shared_pitch))
     wanted = np.concatenate([rounded("bf16", x[first:end]) @ numbers.T
                              for first, end, (_, numbers) in zip(starts, starts[1:], matrices)])
     lab.close(lab.get(out, wanted.shape, F32), wanted, LIMIT)

@@ -77,7 +77,7 @@ impl Case {
 
     fn attend(&self, backend: &CpuBackend, inputs: &Inputs, sinks: Option<&Buf>, qkv: &Buf, kv: &kv::Kv, out: &mut Buf) {
         if !self.plain_pairs {
-            return backend.attention(inputs, 0, &self.shape, sinks, qkv, kv, out);
+            return backend.attention(inputs, 0, &self.shape, sinks, &[], qkv, kv, out);
         }
         let args = attention::Args { inputs, group: 0, groups: 1, shape: &self.shape, sinks: sinks.map(|sinks| &sinks[..]), qkv, kv };
         attention::attention_in_plain_pairs(&backend.pool, &backend.scratch, args, out);
@@ -178,7 +178,7 @@ fn attention_refuses_tables_with_blocks_outside_the_pool() {
                 let mut inputs = Inputs::default();
                 backend.upload(&batch, &mut inputs).unwrap();
                 let mut out = poisoned(&backend, shape.out_width());
-                let run = AssertUnwindSafe(|| backend.attention(&inputs, 0, shape, None, &qkv, &kv, &mut out));
+                let run = AssertUnwindSafe(|| backend.attention(&inputs, 0, shape, None, &[], &qkv, &kv, &mut out));
                 catch_unwind(run).map_err(|panic| panic.downcast::<String>().map_or_else(|_| String::new(), |text| *text))
             };
             let name = format!("{} {dtype:?}, window {window:?}", backend.isa().name());
