@@ -99,7 +99,10 @@ impl Args<'_> {
     fn decode(&self, device: &Device, kernels: TensorAttention, tiles: Tiles, partial: &Memory) {
         let shape = Shape { shared: kernels.decode_shared, ..self.shape_of(tiles.parts, 1, kernels.decode_threads) };
         attend!(self, device, kernels.decode, shape, tiles.parts, [], [partial.address()]);
-        self.merge(device, tiles.decode, partial);
+        // Recorded steps have more parts than tiles, whatever the sequences are.
+        if tiles.parts.count > tiles.decode.count {
+            self.merge(device, tiles.decode, partial);
+        }
     }
 
     fn merge(&self, device: &Device, tiles: InputRange, partial: &Memory) {
