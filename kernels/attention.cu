@@ -331,13 +331,13 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         return n * 8 + lane_in_warp() % 4 * 2;
     }
 
-    // Writes a lane's dimensions of a query's sums, times `factor`. Adding 0 normalizes -0, whose
-    // sign would depend on tokens outside the window.
-    __device__ __forceinline__ void write_sums(float *to /* [DIM] */, u32 half, float factor) const {
+    // Passes a lane's dimensions of a query's sums, times `factor`, to write(dimension, two numbers).
+    // Adding 0 normalizes -0, whose sign would depend on tokens outside the window.
+    template <class Write> __device__ __forceinline__ void write_sums(u32 half, float factor, Write write) const {
 #pragma unroll
         for (u32 n = 0; n < DIM / 8; n++) {
             float2 two = two_sums(n, half);
-            *reinterpret_cast<float2 *>(to + first_of_two(n)) = make_float2(two.x * factor + 0.0f, two.y * factor + 0.0f);
+            write(first_of_two(n), make_float2(two.x * factor + 0.0f, two.y * factor + 0.0f));
         }
     }
 
@@ -363,7 +363,9 @@ template <u32 DIM, class Queries> __device__ __forceinline__ void write_prefill(
         float factor = 1.0f / queries.total_weight(half);
         if (number >= query_count(tile, a.group(), PREFILL_QUERIES)) continue;
         Query query = query_of(a, tile, tile.first_query + number);
-        queries.write_sums(a.out + (u64(query.row) * a.heads + query.head) * DIM, half, factor);
+        u64 to = (u64(query.row) * a.heads + query.head) * DIM;
+        Rows out = {a.out.numbers, opaque(a.out.dtype)}; // otherwise registers of the main loop spill
+        queries.write_sums(half, factor, [&](u32 dim, float2 two) { out.put_2(to + dim, two); });
     }
 }
 
@@ -393,7 +395,7 @@ template <class T, u32 DIM> struct SharedPartials {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             u32 warp = warp_in_block(), query = lane_in_warp() / 4 + 8 * half;
-            queries.write_sums(sums[warp][query], half, 1.0f);
+            queries.write_sums(half, 1.0f, [&](u32 dim, float2 two) { *reinterpret_cast<float2 *>(&sums[warp][query][dim]) = two; });
             weight[warp][query] = queries.total_weight(half); // the four lanes write the same value
             max_score[warp][query] = queries.max_score[half];
         }
@@ -424,7 +426,7 @@ __device__ __forceinline__ void write_decode(const Attention &a, const SharedPar
         if (tile.parts == 1) {
             PartialSoftmax result = initial_softmax(a.sinks, query.head);
             result.add(part);
-            a.out[(u64(query.row) * a.heads + query.head) * DIM + dim] = result.sum / result.weight;
+            a.out.put((u64(query.row) * a.heads + query.head) * DIM + dim, result.sum / result.weight);
         } else {
             float *to = partial + partial_of(tile.partial, a.kv_heads, a.group(), number, DIM);
             to[dim] = part.sum;
@@ -462,10 +464,10 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const 
 
 // out = the combination of all parts and the sink. If there is one part, attention_decode has
 // written the result.
-extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
+extern "C" __global__ void attention_merge(void *out /* [rows, heads, dim] in `dtype` */,
                                            const float *partial /* [partial results, kv_heads, min(16, group), dim + 2] */,
                                            const AttentionTile *tiles /* [tiles] */, const float *sinks /* [heads] or null */, u32 heads,
-                                           u32 kv_heads, u32 dim) {
+                                           u32 kv_heads, u32 dim, u32 dtype) {
     start_next_kernel();
     wait_for_previous_kernel();
     AttentionTile tile = tiles[blockIdx.x];
@@ -478,7 +480,7 @@ extern "C" __global__ void attention_merge(float *out /* [rows, heads, dim] */,
             const float *part = partial + partial_of(tile.partial + nth, kv_heads, group, blockIdx.z, dim);
             result.add({part[dim], part[dim + 1], part[i]});
         }
-        out[(u64(row) * heads + head) * dim + i] = result.sum / result.weight;
+        Rows{out, dtype}.put((u64(row) * heads + head) * dim + i, result.sum / result.weight);
     }
 }
 

@@ -31,7 +31,7 @@ struct AttentionTile {
 
 // The arguments of all attention kernels.
 struct Attention {
-    float *out;                 // [rows, heads, value_dim]
+    Rows out;                   // [rows, heads, value_dim]
     const float *qkv;           // [rows, row_width], each row beginning with the queries: [heads, head_dim]
     const u8 *kv;               // blocks
     const AttentionTile *tiles; // [gridDim.x]
@@ -51,13 +51,13 @@ struct Attention {
 };
 
 // Kernel parameters in their common order. Some kernels take more between and after them. `window`
-// is 0 for full causal attention.
+// is 0 for full causal attention. `dtype` is the type of `out`.
 #define ATTENTION_POINTERS                                                                                           \
-    float *out, const float *qkv, const u8 *kv, const AttentionTile *tiles, const u32 *positions, const u32 *tables, \
+    void *out, const float *qkv, const u8 *kv, const AttentionTile *tiles, const u32 *positions, const u32 *tables, \
         const float *slopes, const float *sinks, u32 row_width, u32 heads, u32 kv_heads
-#define ATTENTION_SCALARS u32 block_shift, u32 table_groups, u32 table_group, u32 window, float scale, float soft_cap
+#define ATTENTION_SCALARS u32 block_shift, u32 table_groups, u32 table_group, u32 window, float scale, float soft_cap, u32 dtype
 #define ATTENTION_OF(head_dim, value_dim, kv_head)                                                                               \
-    Attention{out, qkv, kv, tiles, positions, tables, slopes, sinks, row_width, heads, kv_heads, head_dim, value_dim, block_shift, \
+    Attention{Rows{out, dtype}, qkv, kv, tiles, positions, tables, slopes, sinks, row_width, heads, kv_heads, head_dim, value_dim, block_shift, \
               table_groups, table_group, window == 0 ? ALL_POSITIONS : window, scale, soft_cap, kv_head}
 
 // 2^x by the special function unit; exact for x = 0.

@@ -273,12 +273,11 @@ template <class T, u32 DIM, bool ADJUSTS> struct WarpgroupQueries {
             u32 own = number + lane_in_warp() / 4 + 8 * half;
             if (own >= end) continue;
             Query query = query_of(a, tile, own);
-            float *to = a.out + (u64(query.row) * a.heads + query.head) * DIM + lane_in_warp() % 4 * 2;
+            u64 to = (u64(query.row) * a.heads + query.head) * DIM + lane_in_warp() % 4 * 2;
             float inverse = 1.0f / total;
 #pragma unroll
             for (u32 n = 0; n < DIM / 8; n++)
-                *reinterpret_cast<float2 *>(to + n * 8) =
-                    make_float2(fmaf(sums[n][2 * half], inverse, 0.0f), fmaf(sums[n][2 * half + 1], inverse, 0.0f));
+                a.out.put_2(to + n * 8, make_float2(fmaf(sums[n][2 * half], inverse, 0.0f), fmaf(sums[n][2 * half + 1], inverse, 0.0f)));
         }
     }
 };

@@ -119,11 +119,11 @@ template <class T> __device__ __forceinline__ void attend_plain(const Attention 
             query.attend(a, head, token);
         query.put(a, sums[warp_in_block()], max_score, weight);
         __syncthreads();
-        float *to = a.out + (u64(query_range.row) * a.heads + query_range.head) * a.value_dim;
+        u64 to = (u64(query_range.row) * a.heads + query_range.head) * a.value_dim;
         for (u32 dim = threadIdx.x; dim < a.value_dim; dim += blockDim.x) {
             PartialSoftmax result = initial_softmax(a.sinks, query_range.head);
             for (u32 warp = 0; warp < PLAIN_WARPS; warp++) result.add({max_score[warp], weight[warp], sums[warp][dim]});
-            to[dim] = result.sum / result.weight;
+            a.out.put(to + dim, result.sum / result.weight);
         }
         __syncthreads(); // all partial results have been read
     }

@@ -171,7 +171,7 @@ __device__ __forceinline__ void multiply_records(const Product<code> &p, RecordF
     for (u32 step = 0; step < records * STEPS; step++) {
         u32 record = step / STEPS;
         bf16 *x_step = x + step % 2 * Tile::ROWS * Step::X_PITCH;
-        x_part.store(x_step);
+        x_part.store(p, x_step);
         x_part.load(p, tile.row, (step + 1) * Step::NUMBERS);
         if (step % STEPS == 0) copy_async_wait<STAGES - 2>();
         __syncthreads(); // the step has arrived, and all warps have finished with the last one, whose memory is reused
@@ -188,9 +188,9 @@ __device__ __forceinline__ void multiply_records(const Product<code> &p, RecordF
 // As MATMUL in matmul.cu. `bytes` and `flags` are the form of the records.
 #define MATMUL_RECORDS(name, BITS, GROUP, Tile)                                                                                            \
     extern "C" __global__ void __launch_bounds__(Tile::THREADS) matmul_##name(                                                             \
-        float *out, const float *x, const code *w, const float *bias, const code *const *ws, const float *const *biases,                   \
-        const u32 *starts, u32 rows, u32 outs, u32 cols, u32 stride, u32 bytes, u32 flags) {                                               \
-        Product<code> all = {out, x, w, bias, rows, outs, cols, div_ceil(cols, RECORD) * bytes, stride};                                   \
+        float *out, const void *x, const code *w, const float *bias, const code *const *ws,  const float *const *biases,                   \
+        const u32 *starts, u32 rows, u32 outs, u32 cols, u32 stride, u32 bytes, u32 flags, u32 rounded) {                                  \
+        Product<code> all = {out, {x, rounded}, w, bias, rows, outs, cols, div_ceil(cols, RECORD) * bytes, stride};                                   \
         if (starts) wait_for_previous_kernel();                                                                                            \
         Product<code> own = product_of_block(all, ws, biases, starts);                                                                     \
         TilePosition tile = tile_of_block<Tile>(own.rows);                                                                                 \

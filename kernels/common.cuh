@@ -2,8 +2,8 @@
 // emulation.
 //
 // Every kernel is `extern "C" __global__ void name(...)` with plain pointers and scalars of 32 or
-// 64 bits. The shape of a buffer is stated beside its pointer. Activations are f32; matrices, K and
-// V have their storage types. A row's result depends on that row only, and sums have one fixed
+// 64 bits. The shape of a buffer is stated beside its pointer. Activations are f32, or, if only
+// products read them, in the type that these multiply; matrices, K and V have their storage types. A row's result depends on that row only, and sums have one fixed
 // order: no kernel uses floating-point atomics.
 //
 // The same files compile for the host with tests/cuda/shim.h, which emulates threads with fibers.
@@ -140,6 +140,34 @@ template <> __device__ __forceinline__ u32 pack2<f16>(float low, float high) {
     return *reinterpret_cast<u32 *>(&pair);
 }
 #endif
+
+// Returns x. Compilers do not know that, so they do not move code that depends on it.
+__device__ __forceinline__ u32 opaque(u32 x) {
+#ifdef __CUDACC__
+    asm volatile("mov.u32 %0, %0;" : "+r"(x));
+#endif
+    return x;
+}
+
+// The types of rows that a kernel writes.
+enum Dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16 };
+
+// Rows that a kernel writes: in f32, or as the products round them that read them.
+struct Rows {
+    void *numbers;
+    u32 dtype;
+
+    __device__ __forceinline__ void put(u64 place, float x) const {
+        if (dtype == DTYPE_F32) static_cast<float *>(numbers)[place] = x;
+        else static_cast<u16 *>(numbers)[place] = dtype == DTYPE_F16 ? from_float<f16>(x).bits : from_float<bf16>(x).bits;
+    }
+
+    // Writes two numbers from an even place on.
+    __device__ __forceinline__ void put_2(u64 place, float2 two) const {
+        if (dtype == DTYPE_F32) *reinterpret_cast<float2 *>(static_cast<float *>(numbers) + place) = two;
+        else *reinterpret_cast<u32 *>(static_cast<u16 *>(numbers) + place) = dtype == DTYPE_F16 ? pack2<f16>(two.x, two.y) : pack2<bf16>(two.x, two.y);
+    }
+};
 
 // Waits until the previous kernels of the stream have ended and their writes are visible. With
 // programmatic dependent launch, which exists since sm_90, a kernel may start before that, so that

@@ -19,13 +19,13 @@ extern "C" __global__ void activate(float *x /* [count] */, u64 count, u32 act) 
     if (column >= (width)) return
 
 // out = glu(gate, up)
-extern "C" __global__ void gate(float *out /* [rows, width] */, const float *x /* [rows, gate and up, width] */, u32 width, u32 act, float alpha,
-                                float limit) {
+extern "C" __global__ void gate(void *out /* [rows, width] in `dtype` */, const float *x /* [rows, gate and up, width] */, u32 width, u32 act,
+                                float alpha, float limit, u32 dtype) {
     start_next_kernel();
     wait_for_previous_kernel();
     ROW_AND_COLUMN(width);
     const float *both = x + row * 2 * width + column;
-    out[row * width + column] = gated(Glu{act, alpha, limit}, both[0], both[width]);
+    Rows{out, dtype}.put(row * width + column, gated(Glu{act, alpha, limit}, both[0], both[width]));
 }
 
 // x += scale * y

@@ -25,7 +25,7 @@ template <class T> struct Sixteen {
         u32 up[4] = {upper.x, upper.y, upper.z, upper.w}, low[4] = {lower.x, lower.y, lower.z, lower.w};
         a[0] = up[2 * step], a[1] = low[2 * step], a[2] = up[2 * step + 1], a[3] = low[2 * step + 1];
     }
-    static __device__ __forceinline__ void of_x(u32 (&b)[2], float4 x) { b[0] = pack2<T>(x.x, x.y), b[1] = pack2<T>(x.z, x.w); }
+    static __device__ __forceinline__ void of_x(u32 (&b)[2], uint2 x) { b[0] = x.x, b[1] = x.y; }
 };
 
 // Bytes are widened to bf16 in pairs: the even ones and the odd ones.
@@ -39,7 +39,7 @@ template <class T> struct SixteenBytes {
         widen<T>(wide, low[step]);
         a[1] = wide[0], a[3] = wide[1];
     }
-    static __device__ __forceinline__ void of_x(u32 (&b)[2], float4 x) { b[0] = pack2<bf16>(x.x, x.z), b[1] = pack2<bf16>(x.y, x.w); }
+    static __device__ __forceinline__ void of_x(u32 (&b)[2], uint2 x) { b[0] = firsts(x), b[1] = seconds(x); }
 };
 template <> struct Sixteen<e4m3> : SixteenBytes<e4m3> {};
 template <> struct Sixteen<signed char> : SixteenBytes<signed char> {};
@@ -77,27 +77,41 @@ template <class T> struct LaneOfW {
     }
 };
 
-// Returns numbers k to k + 3 of a row of x. If they are not WHOLE and aligned, zeros are behind its end.
-template <bool WHOLE> __device__ __forceinline__ float4 four_of_x(const float *row /* [cols] */, u32 k, u32 cols) {
-    if constexpr (WHOLE) return *reinterpret_cast<const float4 *>(row + k);
-    return make_float4(k < cols ? row[k] : 0.0f, k + 1 < cols ? row[k + 1] : 0.0f, k + 2 < cols ? row[k + 2] : 0.0f,
-                       k + 3 < cols ? row[k + 3] : 0.0f);
+// Returns numbers k to k + 7 of a row of x, rounded. If they are not WHOLE, zeros are behind its end.
+template <bool WHOLE, bool ROUNDED, class X> __device__ __forceinline__ uint4 eight_of_x(const RowsOfX<X> &x, u64 row, u32 k, u32 cols) {
+    if constexpr (ROUNDED) {
+        return WHOLE || k < cols ? *reinterpret_cast<const uint4 *>(x.as_rounded() + row * cols + k) : make_uint4(0, 0, 0, 0);
+    } else {
+        const float *from = x.floats() + row * cols;
+        uint2 pairs[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++, k += 4) {
+            uint4 four;
+            if constexpr (WHOLE) four = *reinterpret_cast<const uint4 *>(from + k);
+            else
+                four = make_uint4(k < cols ? float_to_bits(from[k]) : 0, k + 1 < cols ? float_to_bits(from[k + 1]) : 0,
+                                  k + 2 < cols ? float_to_bits(from[k + 2]) : 0, k + 3 < cols ? float_to_bits(from[k + 3]) : 0);
+            pairs[i] = rounded_4<X>(four);
+        }
+        return make_uint4(pairs[0].x, pairs[0].y, pairs[1].x, pairs[1].y);
+    }
 }
 
 // sums += a chunk of w * transposed x. The operands of x are loaded first, as many as registers can
 // hold.
-template <bool WHOLE, class T, u32 TILES>
+template <bool WHOLE, bool ROUNDED, class T, u32 TILES>
 __device__ __forceinline__ void add_chunk(float (&sums)[2][TILES][4], const uint4 (&numbers)[2][2][2], const Product<T> &p, u32 chunk) {
-    constexpr u32 STEPS = Sixteen<T>::STEPS, HELD = TILES * STEPS > 4 ? STEPS : 2 * STEPS;
+    constexpr u32 STEPS = Sixteen<T>::STEPS, HELD = TILES * STEPS > 4 ? STEPS : 2 * STEPS; // both even
 #pragma unroll
     for (u32 first = 0; first < 2 * STEPS; first += HELD) {
         u32 b[TILES][HELD][2];
 #pragma unroll
-        for (u32 i = 0; i < HELD * TILES; i++) {
-            u32 step = first + i / TILES, tile = i % TILES, row = tile * 8 + lane_in_warp() / 4;
+        for (u32 i = 0; i < HELD / 2 * TILES; i++) {
+            u32 step = first + i / TILES * 2, tile = i % TILES, row = tile * 8 + lane_in_warp() / 4;
             u32 k = chunk * LaneOfW<T>::CHUNK + (step / STEPS * 4 + lane_in_warp() % 4) * LaneOfW<T>::EACH + step % STEPS * 4;
-            const float *x = p.x + u64(row) * p.cols;
-            Sixteen<T>::of_x(b[tile][step - first], row < p.rows ? four_of_x<WHOLE>(x, k, p.cols) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+            uint4 eight = row < p.rows ? eight_of_x<WHOLE, ROUNDED>(p.x, row, k, p.cols) : make_uint4(0, 0, 0, 0);
+            Sixteen<T>::of_x(b[tile][step - first], make_uint2(eight.x, eight.y));
+            Sixteen<T>::of_x(b[tile][step - first + 1], make_uint2(eight.z, eight.w));
         }
 #pragma unroll
         for (u32 i = 0; i < 2 * HELD; i++) {
@@ -129,31 +143,40 @@ template <u32 TILES> struct FewSums {
     }
 };
 
-// Computes the sums of at most 8 * TILES rows of x with these rows of w.
-template <class T, u32 TILES>
-__device__ __forceinline__ void sum_few(FewSums<TILES> &result, const Product<T> &p, const RowsOfW &rows) {
-    constexpr u32 CHUNK = LaneOfW<T>::CHUNK;
-    start_next_kernel(); // a block occupies a multiprocessor alone
-    float sums[2][TILES][4] = {};
-    uint4 ahead[FEW_AHEAD][2][2][2]; // [tile of 16 rows, half of its rows, half of the chunk]
-    LaneOfW<T> lane(p, rows);
-    u32 whole = p.cols % 4 == 0 ? p.cols / CHUNK : 0, warp = warp_in_block(); // chunks, in which rows of x are aligned
-#pragma unroll
-    for (u32 i = 0; i < FEW_AHEAD; i++)
-        if (warp + i * FEW_WARPS < whole) lane.template load<true>(ahead[i], warp + i * FEW_WARPS);
-    wait_for_previous_kernel(); // weights do not depend on it
+// Adds all chunks of a warp, of which the first ones are in `ahead`. `whole` is the number of chunks in
+// which rows of x are aligned.
+template <bool ROUNDED, class T, u32 TILES>
+__device__ __forceinline__ void add_chunks(float (&sums)[2][TILES][4], uint4 (&ahead)[FEW_AHEAD][2][2][2], const LaneOfW<T> &lane,
+                                           const Product<T> &p, u32 whole) {
+    u32 warp = warp_in_block();
     for (u32 first = warp; first < whole; first += FEW_AHEAD * FEW_WARPS) {
 #pragma unroll
         for (u32 i = 0; i < FEW_AHEAD; i++) {
             u32 chunk = first + i * FEW_WARPS, next = chunk + FEW_AHEAD * FEW_WARPS;
-            if (chunk < whole) add_chunk<true>(sums, ahead[i], p, chunk);
+            if (chunk < whole) add_chunk<true, ROUNDED>(sums, ahead[i], p, chunk);
             if (next < whole) lane.template load<true>(ahead[i], next);
         }
     }
-    for (u32 chunk = whole + warp; chunk * CHUNK < p.cols; chunk += FEW_WARPS) {
+    for (u32 chunk = whole + warp; chunk * LaneOfW<T>::CHUNK < p.cols; chunk += FEW_WARPS) {
         lane.template load<false>(ahead[0], chunk);
-        add_chunk<false>(sums, ahead[0], p, chunk);
+        add_chunk<false, ROUNDED>(sums, ahead[0], p, chunk);
     }
+}
+
+// Computes the sums of at most 8 * TILES rows of x with these rows of w.
+template <class T, u32 TILES>
+__device__ __forceinline__ void sum_few(FewSums<TILES> &result, const Product<T> &p, const RowsOfW &rows) {
+    start_next_kernel(); // a block occupies a multiprocessor alone
+    float sums[2][TILES][4] = {};
+    uint4 ahead[FEW_AHEAD][2][2][2]; // [tile of 16 rows, half of its rows, half of the chunk]
+    LaneOfW<T> lane(p, rows);
+    u32 whole = p.cols % 4 == 0 ? p.cols / LaneOfW<T>::CHUNK : 0;
+#pragma unroll
+    for (u32 i = 0; i < FEW_AHEAD; i++)
+        if (warp_in_block() + i * FEW_WARPS < whole) lane.template load<true>(ahead[i], warp_in_block() + i * FEW_WARPS);
+    wait_for_previous_kernel(); // weights do not depend on it
+    if (p.x.is_rounded()) add_chunks<true>(sums, ahead, lane, p, whole);
+    else add_chunks<false>(sums, ahead, lane, p, whole);
     result.put(sums);
     __syncthreads();
 }
@@ -172,7 +195,7 @@ template <class T, u32 TILES> __device__ __forceinline__ void multiply_few(const
     }
 }
 
-template <class T, u32 TILES> __device__ __forceinline__ void multiply_few_gated(const Product<T> &p, Glu by) {
+template <class T, u32 TILES> __device__ __forceinline__ void multiply_few_gated(const Product<T> &p, Rows result, Glu by) {
     __shared__ FewSums<TILES> sums;
     u32 first = blockIdx.x * 16, width = p.outs / 2;
     sum_few(sums, p, RowsOfW{{first, width + first}, {width, p.outs}});
@@ -180,21 +203,24 @@ template <class T, u32 TILES> __device__ __forceinline__ void multiply_few_gated
         u32 row = i / 16, out = i % 16;
         if (first + out >= width) continue;
         float gate = with_bias(p, sums.total(row, out), first + out), up = with_bias(p, sums.total(row, 16 + out), width + first + out);
-        p.out[u64(row) * p.stride + first + out] = gated(by, gate, up);
+        result.put(u64(row) * width + first + out, gated(by, gate, up));
     }
 }
 
-// Grid: tiles of 32 outs, or of 16 of each half of them with a gate. 512 threads.
+// x is in f32, or `rounded`. Gated results are in `dtype`. Grid: tiles of 32 outs, or of 16 of each
+// half of them with a gate. 512 threads.
 #define FEW_ROWS(name, T, TILES)                                                                                                           \
     extern "C" __global__ void __launch_bounds__(FEW_WARPS *WARP)                                                                          \
-        few_rows_##name(float *out /* [rows, stride] */, const float *x /* [rows, cols] */, const T *w /* a matrix */,                     \
-                        const float *bias /* [outs] or null */, u32 rows, u32 outs, u32 cols, u32 stride) {                                \
-        multiply_few<T, TILES>(Product<T>{out, x, w, bias, rows, outs, cols, pitch_of<T>(cols), stride});                                  \
+        few_rows_##name(float *out /* [rows, stride] */, const void *x /* [rows, cols] */, const T *w /* a matrix */,                      \
+                        const float *bias /* [outs] or null */, u32 rows, u32 outs, u32 cols, u32 stride, u32 rounded) {                   \
+        multiply_few<T, TILES>(Product<T>{out, {x, rounded}, w, bias, rows, outs, cols, pitch_of<T>(cols), stride});                       \
     }                                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(FEW_WARPS *WARP)                                                                          \
-        few_rows_gated_##name(float *out /* [rows, outs / 2] */, const float *x /* [rows, cols] */, const T *w /* a matrix */,             \
-                              const float *bias /* [outs] or null */, u32 rows, u32 outs, u32 cols, u32 act, float alpha, float limit) {   \
-        multiply_few_gated<T, TILES>(Product<T>{out, x, w, bias, rows, outs, cols, pitch_of<T>(cols), outs / 2}, Glu{act, alpha, limit});  \
+        few_rows_gated_##name(void *out /* [rows, outs / 2] */, const void *x /* [rows, cols] */, const T *w /* a matrix */,               \
+                              const float *bias /* [outs] or null */, u32 rows, u32 outs, u32 cols, u32 act, float alpha, float limit,     \
+                              u32 rounded, u32 dtype) {                                                                                    \
+        Product<T> product = {nullptr, {x, rounded}, w, bias, rows, outs, cols, pitch_of<T>(cols), 0};                                     \
+        multiply_few_gated<T, TILES>(product, Rows{out, dtype}, Glu{act, alpha, limit});                                                   \
     }
 
 FEW_ROWS(bf16_8, bf16, 1)

@@ -140,7 +140,7 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
     x_part.load(p, tile.row, 0);
     for (u32 step = 0; step < steps; step++) {
         X *x_step = x + step % 2 * Tile::ROWS * Step::X_PITCH;
-        x_part.store(x_step);
+        x_part.store(p, x_step);
         x_part.load(p, tile.row, (step + 1) * STEP);
         copy_async_wait<STAGES - 2>();
         __syncthreads(); // the step has arrived, and all warps have finished with the last one, whose memory is reused
@@ -157,19 +157,19 @@ template <class Tile, class T> __device__ __forceinline__ void multiply(const Pr
 // Without `ws`: one product of all rows with `w`, and with `bias` unless it is null. With `ws`: one
 // product per blockIdx.z, with the matrix ws[z] and the bias biases[z], if there is one. Its rows
 // are strip z of x, or, with `starts`, rows starts[z] to starts[z + 1] of x, which belong to expert
-// z. `rows` is the number of rows of the product or of a strip. Grid: tiles of outs, tiles of rows
+// z. `rows` is the number of rows of the product or of a strip. x is in f32, or `rounded`. Grid: tiles of outs, tiles of rows
 // (for experts: of the maximum number of rows), products. Dynamic shared memory: steps of STAGES *
 // OUTS rows of w, and of 2 * ROWS rows of x.
 #define MATMUL(name, T, Tile)                                                           \
     extern "C" __global__ void __launch_bounds__(Tile::THREADS) matmul_##name(          \
         float *out /* [rows, stride], [strips, rows, stride] or [routes, stride] */,    \
-        const float *x /* [rows, cols], [strips, rows, cols] or [routes, cols] */,      \
+        const void *x /* [rows, cols], [strips, rows, cols] or [routes, cols] */,       \
         const T *w /* a matrix; null if there are ws */,                                        \
         const float *bias /* [outs] or null */,                                         \
         const T *const *ws /* [products] matrices, or null */,                       \
         const float *const *biases /* [products] of [outs] or null; or null */,         \
-        const u32 *starts /* [products + 1] or null */, u32 rows, u32 outs, u32 cols, u32 stride) { \
-        Product<T> all = {out, x, w, bias, rows, outs, cols, pitch_of<T>(cols), stride};        \
+        const u32 *starts /* [products + 1] or null */, u32 rows, u32 outs, u32 cols, u32 stride, u32 rounded) { \
+        Product<T> all = {out, {x, rounded}, w, bias, rows, outs, cols, pitch_of<T>(cols), stride};        \
         if (starts) wait_for_previous_kernel();                                         \
         Product<T> own = product_of_block(all, ws, biases, starts);                     \
         TilePosition tile = tile_of_block<Tile>(own.rows);                             \

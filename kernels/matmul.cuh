@@ -24,15 +24,19 @@ struct code {
 // The type in which a product with a matrix in T is computed, to which x is converted.
 template <class T> struct MultipliedAs {
     typedef T Number;
+    static constexpr bool ALIGNED = false; // rows have a multiple of four numbers
 };
 template <> struct MultipliedAs<e4m3> {
     typedef bf16 Number;
+    static constexpr bool ALIGNED = false;
 };
 template <> struct MultipliedAs<signed char> {
     typedef bf16 Number;
+    static constexpr bool ALIGNED = false;
 };
 template <> struct MultipliedAs<code> {
     typedef bf16 Number;
+    static constexpr bool ALIGNED = true;
 };
 
 // A step in shared memory. The pitch of rows is 16 bytes larger than the row, so that eight
@@ -52,10 +56,26 @@ template <class T> __device__ __forceinline__ u32 pitch_of(u32 cols) {
     return div_ceil(cols, EACH) * EACH;
 }
 
+// Rows of x: in f32, or already rounded to the type X in which they are multiplied. The columns of
+// rounded rows are a multiple of 8.
+template <class X> struct RowsOfX {
+    const void *numbers;
+    u32 rounded;
+
+    __device__ __forceinline__ bool is_rounded() const { return sizeof(X) < sizeof(float) && rounded; }
+    __device__ __forceinline__ const float *floats() const { return static_cast<const float *>(numbers); }
+    __device__ __forceinline__ const X *as_rounded() const { return static_cast<const X *>(numbers); }
+    __device__ __forceinline__ RowsOfX from(u64 first) const {
+        if (is_rounded()) return RowsOfX{as_rounded() + first, rounded};
+        return RowsOfX{floats() + first, rounded};
+    }
+};
+
 // The operands of a block's product.
 template <class T> struct Product {
+    typedef RowsOfX<typename MultipliedAs<T>::Number> X;
     float *out;        // [rows, stride], of which `outs` are written
-    const float *x;    // [rows, cols]
+    X x;               // [rows, cols]
     const T *w;        // [outs, pitch], then, in fp8 and int8, [outs] scales
     const float *bias; // [outs] or null
     u32 rows, outs, cols, pitch;
@@ -69,7 +89,7 @@ __device__ __forceinline__ Product<T> product_of_block(Product<T> all, const T *
     u32 z = blockIdx.z;
     u64 first = starts ? starts[z] : u64(z) * all.rows;
     u32 rows = starts ? starts[z + 1] - starts[z] : all.rows;
-    Product<T> own = {all.out + first * all.stride, all.x + first * all.cols, ws[z], nullptr, rows, all.outs, all.cols, all.pitch, all.stride};
+    Product<T> own = {all.out + first * all.stride, all.x.from(first * all.cols), ws[z], nullptr, rows, all.outs, all.cols, all.pitch, all.stride};
     if (biases) own.bias = biases[z];
     return own;
 }
@@ -90,63 +110,87 @@ template <class Tile> __device__ __forceinline__ TilePosition tile_of_block(u32 
     return TilePosition{(above + within % height) * Tile::ROWS, within / height * Tile::OUTS, within < height * outs_tiles};
 }
 
-// Store numbers k to k + 3 of a row of x, beside a matrix in T.
-__device__ __forceinline__ void store_4_for(float, float *row, u32 k, float4 x) { *reinterpret_cast<float4 *>(row + k) = x; }
-template <class Half> __device__ __forceinline__ void store_4_for(Half, Half *row, u32 k, float4 x) {
-    *reinterpret_cast<uint2 *>(row + k) = make_uint2(pack2<Half>(x.x, x.y), pack2<Half>(x.z, x.w));
+// Rounds four numbers, given as their bits.
+template <class X> __device__ __forceinline__ uint2 rounded_4(uint4 x) {
+    return make_uint2(pack2<X>(bits_to_float(x.x), bits_to_float(x.y)), pack2<X>(bits_to_float(x.z), bits_to_float(x.w)));
 }
+
+// Return the first numbers of two pairs, and the second ones.
+__device__ __forceinline__ u32 firsts(uint2 pairs) { return (pairs.x & 0xffff) | pairs.y << 16; }
+__device__ __forceinline__ u32 seconds(uint2 pairs) { return pairs.x >> 16 | (pairs.y & 0xffff0000); }
+
+// Store numbers k to k + 3 of a row of x, which are rounded, beside a matrix in T.
+template <class Half> __device__ __forceinline__ void store_4_for(Half, Half *row, u32 k, uint2 x) { *reinterpret_cast<uint2 *>(row + k) = x; }
 // Permutes 16 numbers to match the bytes of w. ldmatrix gives a lane four consecutive bytes of w, the
 // even ones of which form one operand and the odd ones the other.
-__device__ __forceinline__ void store_4_beside_bytes(bf16 *row, u32 k, float4 x) {
+__device__ __forceinline__ void store_4_beside_bytes(bf16 *row, u32 k, uint2 x) {
     bf16 *to = row + k / 16 * 16 + k % 16 / 2;
-    *reinterpret_cast<u32 *>(to) = pack2<bf16>(x.x, x.z);
-    *reinterpret_cast<u32 *>(to + 8) = pack2<bf16>(x.y, x.w);
+    *reinterpret_cast<u32 *>(to) = firsts(x);
+    *reinterpret_cast<u32 *>(to + 8) = seconds(x);
 }
-__device__ __forceinline__ void store_4_for(e4m3, bf16 *row, u32 k, float4 x) { store_4_beside_bytes(row, k, x); }
-__device__ __forceinline__ void store_4_for(signed char, bf16 *row, u32 k, float4 x) { store_4_beside_bytes(row, k, x); }
+__device__ __forceinline__ void store_4_for(e4m3, bf16 *row, u32 k, uint2 x) { store_4_beside_bytes(row, k, x); }
+__device__ __forceinline__ void store_4_for(signed char, bf16 *row, u32 k, uint2 x) { store_4_beside_bytes(row, k, x); }
 // Permutes 16 numbers to match the codes of w (blocks.cu), of which a lane has four consecutive ones.
-__device__ __forceinline__ void store_4_for(code, bf16 *row, u32 k, float4 x) {
+__device__ __forceinline__ void store_4_for(code, bf16 *row, u32 k, uint2 x) {
     bf16 *to = row + k / 16 * 16 + k % 16 / 2;
-    *reinterpret_cast<u32 *>(to) = pack2<bf16>(x.x, x.y);
-    *reinterpret_cast<u32 *>(to + 8) = pack2<bf16>(x.z, x.w);
+    *reinterpret_cast<u32 *>(to) = x.x;
+    *reinterpret_cast<u32 *>(to + 8) = x.y;
 }
 
 // A thread's part of a step of x.
 template <class Tile, class T> struct PartOfX {
     typedef StepOf<Tile, T> Step;
+    typedef typename Step::X X;
     static constexpr u32 ACROSS = Step::NUMBERS / 4, DOWN = Tile::THREADS / ACROSS, COUNT = Tile::ROWS / DOWN;
-    float4 numbers[COUNT];
+    uint4 numbers[COUNT]; // the bits of four numbers in f32, or, in x and y, of four rounded ones
 
     static __device__ __forceinline__ u32 across() { return threadIdx.x % ACROSS * 4; }
     static __device__ __forceinline__ u32 down(u32 i) { return threadIdx.x / ACROSS + i * DOWN; }
 
     // Loads the part, padded with zeros.
     __device__ __forceinline__ void load(const Product<T> &p, u32 first_row, u32 first_k) {
-        u32 k = first_k + across();
-        const float *from = p.x + u64(first_row + down(0)) * p.cols + k;
-        if (p.cols % 4 == 0) {
+        u32 k = first_k + across(), rows = k < p.cols ? p.rows : 0;
+        if (p.x.is_rounded()) {
+            const X *from = p.x.as_rounded() + (u64(first_row + down(0)) * p.cols + k);
 #pragma unroll
             for (u32 i = 0; i < COUNT; i++) {
-                bool valid = first_row + down(i) < p.rows && k < p.cols;
-                numbers[i] = valid ? *reinterpret_cast<const float4 *>(from + i * DOWN * p.cols) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                bool valid = first_row + down(i) < rows;
+                uint2 four = valid ? *reinterpret_cast<const uint2 *>(from + i * DOWN * p.cols) : make_uint2(0, 0);
+                numbers[i].x = four.x;
+                numbers[i].y = four.y;
+            }
+        } else if (MultipliedAs<T>::ALIGNED || p.cols % 4 == 0) {
+            const float *from = p.x.floats() + (u64(first_row + down(0)) * p.cols + k);
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i++) {
+                bool valid = first_row + down(i) < rows;
+                numbers[i] = valid ? *reinterpret_cast<const uint4 *>(from + i * DOWN * p.cols) : make_uint4(0, 0, 0, 0);
             }
         } else { // rows are not aligned
+            const float *from = p.x.floats() + u64(first_row + down(0)) * p.cols + k;
 #pragma unroll
             for (u32 i = 0; i < COUNT; i++) {
                 const float *row = from + i * DOWN * p.cols;
-                u32 count = first_row + down(i) < p.rows && k < p.cols ? p.cols - k : 0;
-                numbers[i].x = count > 0 ? row[0] : 0.0f;
-                numbers[i].y = count > 1 ? row[1] : 0.0f;
-                numbers[i].z = count > 2 ? row[2] : 0.0f;
-                numbers[i].w = count > 3 ? row[3] : 0.0f;
+                u32 count = first_row + down(i) < rows ? p.cols - k : 0;
+                numbers[i].x = count > 0 ? float_to_bits(row[0]) : 0;
+                numbers[i].y = count > 1 ? float_to_bits(row[1]) : 0;
+                numbers[i].z = count > 2 ? float_to_bits(row[2]) : 0;
+                numbers[i].w = count > 3 ? float_to_bits(row[3]) : 0;
             }
         }
     }
 
-    __device__ __forceinline__ void store(typename Step::X *to /* [ROWS, X_PITCH] */) const {
+    __device__ __forceinline__ void store(const Product<T> &p, X *to /* [ROWS, X_PITCH] */) const {
+        if (p.x.is_rounded()) {
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i++) {
-            store_4_for(T(), to + down(i) * Step::X_PITCH, across(), numbers[i]);
+            for (u32 i = 0; i < COUNT; i++) store_4_for(T(), to + down(i) * Step::X_PITCH, across(), make_uint2(numbers[i].x, numbers[i].y));
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i++) {
+                X *row = to + down(i) * Step::X_PITCH;
+                if constexpr (sizeof(X) == sizeof(float)) *reinterpret_cast<uint4 *>(row + across()) = numbers[i];
+                else store_4_for(T(), row, across(), rounded_4<X>(numbers[i]));
+            }
         }
     }
 };

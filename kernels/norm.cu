@@ -55,32 +55,33 @@ struct NormRow {
     }
 
     // Writes the normalized row. Each thread writes the numbers that it has read, so `out` may be `x`.
-    __device__ __forceinline__ void write(float *out /* [width] */, const float *weight /* [width] */, const float *bias /* [width] or null */,
+    // `first` is its place in `out`.
+    __device__ __forceinline__ void write(Rows out, u64 first, const float *weight /* [width] */, const float *bias /* [width] or null */,
                                           Scaling by) const {
         for_each([&](u32 i, float number) {
             float y = (number - by.mean) * by.factor * (weight[i] + by.offset);
-            out[i] = bias ? y + bias[i] : y;
+            out.put(first + i, bias ? y + bias[i] : y);
         });
     }
 };
 
 // out = norm(x). Grid: rows.
-extern "C" __global__ void norm_rows(float *out /* [rows, width] */, const float *x /* [rows, width] */, const float *weight /* [width] */,
-                                     const float *bias /* [width] or null */, u32 width, u32 kind, float eps) {
+extern "C" __global__ void norm_rows(void *out /* [rows, width] */, const float *x /* [rows, width] */, const float *weight /* [width] */,
+                                     const float *bias /* [width] or null */, u32 width, u32 kind, float eps, u32 dtype) {
     start_next_kernel();
     wait_for_previous_kernel();
     NormRow row(x + u64(blockIdx.x) * width, width);
-    row.write(out + u64(blockIdx.x) * width, weight, bias, row.scaling(kind, eps));
+    row.write(Rows{out, dtype}, u64(blockIdx.x) * width, weight, bias, row.scaling(kind, eps));
 }
 
 // x += scale * y, out = norm(x). Grid: rows.
-extern "C" __global__ void add_norm(float *out /* [rows, width] */, float *x /* [rows, width] */, const float *y /* [rows, width] */,
+extern "C" __global__ void add_norm(void *out /* [rows, width] */, float *x /* [rows, width] */, const float *y /* [rows, width] */,
                                     const float *weight /* [width] */, const float *bias /* [width] or null */, u32 width, u32 kind, float eps,
-                                    float scale) {
+                                    float scale, u32 dtype) {
     start_next_kernel();
     wait_for_previous_kernel();
     NormRow row(x + u64(blockIdx.x) * width, width, y + u64(blockIdx.x) * width, scale);
-    row.write(out + u64(blockIdx.x) * width, weight, bias, row.scaling(kind, eps));
+    row.write(Rows{out, dtype}, u64(blockIdx.x) * width, weight, bias, row.scaling(kind, eps));
 }
 
 // x = norm(x) for heads of `dim` numbers, starting at `first`. Weight and bias have `own` heads:
@@ -92,5 +93,5 @@ extern "C" __global__ void norm_heads(float *x /* [rows, stride] */, const float
     float *head = x + u64(blockIdx.x) * stride + first + u64(blockIdx.y) * dim;
     u32 place = blockIdx.y % own * dim;
     NormRow row(head, dim);
-    row.write(head, weight + place, bias ? bias + place : bias, row.scaling(kind, eps));
+    row.write(Rows{head, DTYPE_F32}, 0, weight + place, bias ? bias + place : bias, row.scaling(kind, eps));
 }

@@ -159,7 +159,7 @@ impl Cache {
         let mut out = backend.buffer(sequences.count * rows * shape.out_width())?;
         seconds(backend, |call| {
             let layer = &self.layers[call % self.layers.len()];
-            backend.attention(&self.inputs, 0, shape, None, &qkv, layer, &mut out);
+            backend.attention(&self.inputs, 0, shape, None, &[], &qkv, layer, &mut out);
         })
     }
 }

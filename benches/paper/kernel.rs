@@ -68,7 +68,7 @@ impl Case {
     /// Returns the time of one call in seconds.
     fn time(&mut self) -> f64 {
         let start = Instant::now();
-        self.backend.attention(&self.inputs, 0, &self.attention, None, &self.qkv, &self.kv, &mut self.out);
+        self.backend.attention(&self.inputs, 0, &self.attention, None, &[], &self.qkv, &self.kv, &mut self.out);
         start.elapsed().as_secs_f64()
     }
 }

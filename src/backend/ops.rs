@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 
-use super::{
-    Act, Activation, AttentionShape, BackendTypes, ExpertOf, Glu, Heads, MatrixOf, MlpOf, NormOf, RotaryEmbedding, Routing, Strips,
-    WithBias,
-};
+use super::{Act, AttentionShape, BackendTypes, ExpertOf, Glu, Heads, MatrixOf, MlpOf, NormOf, RotaryEmbedding, Routing, Strips};
 
 /// Computes the operations of a forward pass. In the formulas, `r` is the index of a row.
 ///
 /// No operation returns an error: `Alloc::read` reports errors of the device.
+///
+/// Some operations have a parameter `readers`: the matrices of all products that read their output.
+/// Empty: other operations read it too. If only products read the output, directly or after
+/// `gather_routes`, a backend may store it as these products round it. Results do not depend on
+/// `readers`.
 pub trait Ops: BackendTypes {
     /// `out[r] = table[tokens[r] - first] * scale`. `table` is `[tokens, width]` and begins with
     /// token `first`, `out` is `[rows, width]`. Tokens that are not in the table give 0.
@@ -30,43 +32,17 @@ pub trait Ops: BackendTypes {
         wide: &mut Self::Buf,
         narrow: &mut Self::Buf,
         out: &mut Self::Buf,
-    ) {
-        let MlpOf { up, activation, width, down } = mlp;
-        match activation {
-            Activation::Plain(act) => {
-                self.matmul(rows, x, up.0, up.1, wide);
-                self.activate(rows * width, act, wide);
-                self.matmul(rows, wide, down.0, down.1, out);
-            }
-            Activation::Gated(glu) => {
-                self.gated_matmul(rows, x, up, (width, glu), wide, narrow);
-                self.matmul(rows, narrow, down.0, down.1, out);
-            }
-        }
-    }
-    /// `out[r] = glu(y[..width], y[width..])` with `y = w * x[r] + bias`. `wide` holds intermediate
-    /// results of `[rows, 2 * width]`.
-    fn gated_matmul(
-        &self,
-        rows: usize,
-        x: &Self::Buf,
-        (w, bias): WithBias<Self::Matrix, Self::Buf>,
-        (width, glu): (usize, Glu),
-        wide: &mut Self::Buf,
-        out: &mut Self::Buf,
-    ) {
-        self.matmul(rows, x, w, bias, wide);
-        self.gate(rows, width, glu, wide, out);
-    }
+    );
     /// Returns how many of `rows` rows an MLP processes at once; the result does not decrease as
-    /// `rows` grows. A backend that returns fewer than `rows` overrides `mlp`.
+    /// `rows` grows.
     fn mlp_rows(&self, rows: usize) -> usize {
         rows
     }
     /// `x += scale * y`, over `len` numbers.
     fn add(&self, len: usize, scale: f32, x: &mut Self::Buf, y: &Self::Buf);
     /// `out[r] = norm(x[r])`, rows of `width`.
-    fn norm(&self, rows: usize, width: usize, norm: NormOf<Self::Buf>, x: &Self::Buf, out: &mut Self::Buf);
+    #[allow(clippy::too_many_arguments)]
+    fn norm(&self, rows: usize, width: usize, norm: NormOf<Self::Buf>, readers: &[&Self::Matrix], x: &Self::Buf, out: &mut Self::Buf);
     /// `x[r] += scale * y[r]`, then `out[r] = norm(x[r])`, rows of `width`.
     #[allow(clippy::too_many_arguments)]
     fn add_norm(
@@ -76,6 +52,7 @@ pub trait Ops: BackendTypes {
         scale: f32,
         y: &Self::Buf,
         norm: NormOf<Self::Buf>,
+        readers: &[&Self::Matrix],
         x: &mut Self::Buf,
         out: &mut Self::Buf,
     );
@@ -97,6 +74,7 @@ pub trait Ops: BackendTypes {
         group: usize,
         shape: &AttentionShape,
         sinks: Option<&Self::Buf>,
+        readers: &[&Self::Matrix],
         qkv: &Self::Buf,
         kv: &Self::Kv,
         out: &mut Self::Buf,
@@ -110,7 +88,7 @@ pub trait Ops: BackendTypes {
     /// `x = act(x)`, over `len` numbers.
     fn activate(&self, len: usize, act: Act, x: &mut Self::Buf);
     /// `out[r] = glu(x[r][..width], x[r][width..])`. `x` is `[rows, 2 * width]`.
-    fn gate(&self, rows: usize, width: usize, glu: Glu, x: &Self::Buf, out: &mut Self::Buf);
+    fn gate(&self, rows: usize, width: usize, glu: Glu, readers: &[&Self::Matrix], x: &Self::Buf, out: &mut Self::Buf);
     /// Chooses the experts with the best scores for each row, and computes their weights. `logits`
     /// is `[rows, experts]`, `correction` is `[experts]`. The following operations process only
     /// routes to `local` experts. Other rows of their outputs are unspecified.

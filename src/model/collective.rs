@@ -51,7 +51,7 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         self.backend.split_strips(self.rows, in_row, x, own);
         self.backend.all_gather(self.rows * width, own, all);
         self.backend.join_strips(self.rows, of_all, all, own);
-        self.norm(norm, own, all);
+        self.norm(norm, &[], own, all);
         self.backend.split_strips(self.rows, own_of_all, all, own);
         self.backend.join_strips(self.rows, in_row, own, x);
     }

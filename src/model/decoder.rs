@@ -393,6 +393,7 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
 
     fn layer(&self, layer: &LoadedLayer<B>, mut kv: LayerKv<B>, work: &mut Work<B>) {
         let Work { x, normed, delta, scratch, angles, .. } = work;
+        let (of_attention, of_mlp) = (matrices(layer.attention.input_readers()), matrices(layer.mlp.input_readers()));
         let mut attention = |x: &B::Buf, out: &mut B::Buf| {
             match &layer.attention {
                 Attention::Heads(heads) => self.attention(heads, x, &mut kv, angles, scratch, out),
@@ -402,44 +403,47 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         };
         match &layer.residual {
             Residual::PreNorm { attention: before, mlp } => {
-                self.norm(before, x, normed);
+                self.norm(before, &of_attention, x, normed);
                 attention(normed, delta);
-                self.add_norm(x, delta, layer, mlp, normed);
+                self.add_norm(x, delta, layer, mlp, &of_mlp, normed);
                 self.mlp(layer, normed, scratch, delta);
                 self.add(x, delta, layer);
             }
             Residual::PostNorm { attention: after, mlp } => {
                 attention(x, delta);
-                self.add_norm(x, delta, layer, after, normed);
+                self.add_norm(x, delta, layer, after, &[], normed);
                 self.mlp(layer, normed, scratch, delta);
-                self.add_norm(normed, delta, layer, mlp, x);
+                self.add_norm(normed, delta, layer, mlp, &[], x);
             }
             Residual::BranchNorm { attention: after, mlp } => {
                 attention(x, delta);
-                self.norm(after, delta, normed);
+                self.norm(after, &[], delta, normed);
                 self.add(x, normed, layer);
                 self.mlp(layer, x, scratch, delta);
-                self.norm(mlp, delta, normed);
+                self.norm(mlp, &[], delta, normed);
                 self.add(x, normed, layer);
             }
             Residual::Parallel { attention: before, mlp } => {
-                self.norm(before, x, normed);
+                match mlp {
+                    Some(_) => self.norm(before, &of_attention, x, normed),
+                    None => self.norm(before, &of_both(of_attention, of_mlp), x, normed),
+                }
                 attention(normed, delta);
                 if let Some(mlp) = mlp {
-                    self.norm(mlp, x, normed);
+                    self.norm(mlp, &of_mlp, x, normed);
                 }
                 self.add(x, delta, layer);
                 self.mlp(layer, normed, scratch, delta);
                 self.add(x, delta, layer);
             }
             Residual::Sandwich { attention: before, after_attention, mlp, after_mlp } => {
-                self.norm(before, x, normed);
+                self.norm(before, &of_attention, x, normed);
                 attention(normed, delta);
-                self.norm(after_attention, delta, normed);
-                self.add_norm(x, normed, layer, mlp, delta);
+                self.norm(after_attention, &[], delta, normed);
+                self.add_norm(x, normed, layer, mlp, &of_mlp, delta);
                 std::mem::swap(normed, delta);
                 self.mlp(layer, normed, scratch, delta);
-                self.norm(after_mlp, delta, normed);
+                self.norm(after_mlp, &[], delta, normed);
                 self.add(x, normed, layer);
             }
         }
@@ -471,7 +475,7 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
             }
         }
         self.backend.store_kv(self.inputs, *group, shape, rope.map(|rope| angles[rope].turn()), wide, kv);
-        self.backend.attention(self.inputs, *group, shape, sinks.as_ref(), wide, kv, narrow);
+        self.backend.attention(self.inputs, *group, shape, sinks.as_ref(), &[&project.weight], wide, kv, narrow);
         self.linear(project, narrow, out);
     }
 
@@ -493,10 +497,10 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         let (hidden, first) = (router.cols, local.start);
         self.linear(router, x, narrow);
         self.backend.route(self.rows, *routing, local, correction.as_ref(), narrow, routes);
-        if let Some(Expert { gate_up, .. }) = experts.first() {
+        if let Some(Expert { gate_up, down }) = experts.first() {
             self.backend.gather_routes(routes, hidden, x, routed);
             self.backend.matmul_routes(routes, routed, &|expert| experts[expert - first].gate_up.parts(), wide);
-            self.backend.gate(self.rows * routing.top_k, gate_up.rows / 2, *glu, wide, narrow);
+            self.backend.gate(self.rows * routing.top_k, gate_up.rows / 2, *glu, &[&down.weight], wide, narrow);
             self.backend.matmul_routes(routes, narrow, &|expert| experts[expert - first].down.parts(), routed);
         }
         self.backend.combine_routes(routes, hidden, routed, out);
@@ -519,15 +523,15 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         let Work { x, normed, delta, scratch: Scratch { wide: out, .. }, .. } = work;
         self.backend.gather(self.inputs, *hidden_size, x, delta);
         let last = Pass { rows: logits, ..*self };
+        let weight = weight.as_ref().unwrap_or(&embedding.tokens);
         if let Some(norm) = final_norm {
-            last.norm(norm, delta, normed);
+            last.norm(norm, &[&project.as_ref().unwrap_or(weight).weight], delta, normed);
             std::mem::swap(delta, normed);
         }
         if let Some(project) = project {
             last.linear(project, delta, normed);
             std::mem::swap(delta, normed);
         }
-        let weight = weight.as_ref().unwrap_or(&embedding.tokens);
         // A rank has no tokens if there are more ranks than tokens.
         if weight.rows > 0 {
             last.linear(weight, delta, out);
@@ -555,13 +559,13 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         self.backend.mlp(self.rows, x, MlpOf { up: up.parts(), activation, width, down: down.parts() }, wide, narrow, out);
     }
 
-    pub fn norm(&self, norm: &LoadedNorm<B>, x: &B::Buf, out: &mut B::Buf) {
-        self.backend.norm(self.rows, norm.spec.width(), norm.with_weights(), x, out);
+    pub fn norm(&self, norm: &LoadedNorm<B>, readers: &[&B::Matrix], x: &B::Buf, out: &mut B::Buf) {
+        self.backend.norm(self.rows, norm.spec.width(), norm.with_weights(), readers, x, out);
     }
 
     /// x += branch_scale * y; out = norm(x).
-    fn add_norm(&self, x: &mut B::Buf, y: &B::Buf, layer: &LoadedLayer<B>, norm: &LoadedNorm<B>, out: &mut B::Buf) {
-        self.backend.add_norm(self.rows, norm.spec.width(), layer.branch_scale, y, norm.with_weights(), x, out);
+    fn add_norm(&self, x: &mut B::Buf, y: &B::Buf, layer: &LoadedLayer<B>, norm: &LoadedNorm<B>, readers: &[&B::Matrix], out: &mut B::Buf) {
+        self.backend.add_norm(self.rows, norm.spec.width(), layer.branch_scale, y, norm.with_weights(), readers, x, out);
     }
 
     pub fn norm_heads(&self, norm: &LoadedNorm<B>, heads: Heads, x: &mut B::Buf) {
@@ -571,6 +575,14 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
     fn add(&self, x: &mut B::Buf, y: &B::Buf, layer: &LoadedLayer<B>) {
         self.backend.add(self.rows * layer.attention.out().rows, layer.branch_scale, x, y);
     }
+}
+
+fn matrices<B: BackendTypes, const N: usize>(linears: [&LoadedLinear<B>; N]) -> [&B::Matrix; N] {
+    linears.map(|linear| &linear.weight)
+}
+
+fn of_both<'a, M>([a, b]: [&'a M; 2], [c, d, e, f]: [&'a M; 4]) -> [&'a M; 6] {
+    [a, b, c, d, e, f]
 }
 
 fn no_sampler() -> Error {

@@ -60,7 +60,7 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         self.latents(attention, x, angles, scratch);
         self.backend.store_kv(self.inputs, *group, &attention.shape, None, &mut scratch.narrow, kv);
         self.look_for_latents(attention, scratch);
-        self.backend.attention(self.inputs, *group, &attention.shape, None, &scratch.queries, kv, &mut scratch.wide);
+        self.backend.attention(self.inputs, *group, &attention.shape, None, &[], &scratch.queries, kv, &mut scratch.wide);
         self.values(attention, scratch);
         self.linear(&attention.out, &scratch.wide, out);
     }
@@ -79,7 +79,7 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
             LatentQueries::Direct(queries) => self.linear(queries, x, wide),
             LatentQueries::LowRank { down, norm, up } => {
                 self.linear(down, x, narrow);
-                self.norm(norm, narrow, routed);
+                self.norm(norm, &[&up.weight], narrow, routed);
                 self.linear(up, routed, wide);
             }
         }

@@ -175,6 +175,15 @@ impl<L, N, V> Attention<L, N, V> {
         }
     }
 
+    /// Returns the products that read the input, in any number of times.
+    pub fn input_readers(&self) -> [&L; 2] {
+        match self {
+            Attention::Heads(HeadAttention { qkv, .. }) => [qkv, qkv],
+            Attention::Latent(LatentAttention { queries: LatentQueries::Direct(first), latent, .. })
+            | Attention::Latent(LatentAttention { queries: LatentQueries::LowRank { down: first, .. }, latent, .. }) => [first, latent],
+        }
+    }
+
     pub fn shape_mut(&mut self) -> &mut AttentionShape {
         match self {
             Attention::Heads(HeadAttention { shape, .. }) | Attention::Latent(LatentAttention { shape, .. }) => shape,
@@ -210,6 +219,23 @@ pub enum Mlp<L = Linear, V = Vector> {
     Gated { gate_up: L, act: Act, down: L },
     /// Gated MLPs, of which each row uses those with the best router scores.
     Experts(Experts<L, V>),
+}
+
+impl<L, V> Mlp<L, V> {
+    /// Returns the products that read the input, in any number of times. All experts are alike, so
+    /// only the first one is among them.
+    pub fn input_readers(&self) -> [&L; 4] {
+        match self {
+            Mlp::Plain { up, .. } => [up; 4],
+            Mlp::Gated { gate_up, .. } => [gate_up; 4],
+            Mlp::Experts(Experts { router, experts, shared, .. }) => {
+                let of_expert = experts.first().map_or(router, |expert| &expert.gate_up);
+                let [of_shared, gate] =
+                    shared.as_ref().map_or([router; 2], |shared| [&shared.expert.gate_up, shared.gate.as_ref().unwrap_or(router)]);
+                [router, of_expert, of_shared, gate]
+            }
+        }
+    }
 }
 
 #[derive(Clone)]

@@ -8,7 +8,7 @@ use half::f16;
 
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::cuda::CudaBackend;
-use pagedllm::backend::{Alloc, Backend, Ops, Routing, RowSource, Section, Storage};
+use pagedllm::backend::{Alloc, Backend, NormKind, NormOf, Ops, Routing, RowSource, Section, Storage};
 use pagedllm::error::{Code, Result};
 use pagedllm::types::batch::Batch;
 use pagedllm::types::blocks::BlockType;
@@ -37,6 +37,7 @@ fn numbers(random: &mut Random, len: usize) -> Vec<f32> {
 }
 
 /// The rows of one section, as files have them.
+#[derive(Clone)]
 struct Rows {
     section: Section,
     bytes: Vec<u8>,
@@ -156,6 +157,30 @@ fn products_of_many_rows_have_the_numbers_of_the_blocks() {
 
 /// Queries and keys in one type, values in another one, and floats. The second section begins at an
 /// odd output.
+/// Rows that only products with blocks read are stored in bf16, which changes no bits.
+#[test]
+fn rounded_rows_have_the_products_of_rows_in_f32() {
+    let (rounding, mut in_f32) = (cuda::backend(), cuda::open(false));
+    in_f32.keep_f32();
+    for kind in types() {
+        for (rows, cols, outs) in [(1, 256, 32), (16, 512, 8), (17, 768, 70), (64, 256, 33), (200, 512, 20)] {
+            let mut random = Random((rows * outs) as u64);
+            let [w, other] = [outs, 8].map(|outs| Rows::blocks(kind, outs, cols, &mut random));
+            let [x, weight] = [rows * cols, cols].map(|len| (0..len).map(|_| random.unit()).collect::<Vec<_>>());
+            let [found, wanted] = [rounding, &in_f32].map(|backend| {
+                let parts = [w.clone(), other.clone()];
+                let (matrix, weight) = (load(backend, cols, &parts).unwrap(), backend.vector(&weight).unwrap());
+                let norm = NormOf { kind: NormKind::Rms { unit_offset: false }, eps: 1e-5, weight: &weight, bias: None };
+                let [mut normed, mut out] = [rows * cols, rows * (outs + 8)].map(|len| backend.vector(&vec![f32::NAN; len]).unwrap());
+                backend.norm(rows, cols, norm, &[&matrix], &backend.vector(&x).unwrap(), &mut normed);
+                backend.matmul(rows, &normed, &matrix, None, &mut out);
+                backend.read(&mut out, rows * (outs + 8)).unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            });
+            assert_eq!(found, wanted, "{} {rows}x{cols}x{outs}", kind.name());
+        }
+    }
+}
+
 #[test]
 fn sections_of_a_matrix_have_their_own_types() {
     let (backend, cols) = (cuda::backend(), 512);

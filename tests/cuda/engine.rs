@@ -103,6 +103,32 @@ fn requests() -> impl Iterator<Item = Request> {
     [5, 1, 40, 17, 90].into_iter().enumerate().map(|(i, prompt)| request(i, prompt, 12))
 }
 
+/// Returns the kernels of a layer that run in a step with a prompt of 40 tokens, and in a decode step.
+/// The products of the prompt by cuBLASLt are not among them.
+fn launches_of_a_layer() -> [u64; 2] {
+    let run_with = |layers: u64, new_tokens: usize| {
+        let mut config = llama(128);
+        config["num_hidden_layers"] = layers.into();
+        let engine = Engine::create(&Model::new(&config, true).options("cuda:0")).unwrap();
+        let before = cuda::shim().launches();
+        run(&engine, [request(1, 40, new_tokens)].into_iter()).unwrap();
+        cuda::shim().launches() - before
+    };
+    let of_two_layers = |new_tokens| run_with(3, new_tokens) - run_with(1, new_tokens);
+    let [prompt, more] = [1, 5].map(of_two_layers);
+    [prompt / 2, (more - prompt) / 8]
+}
+
+#[test]
+fn a_layer_takes_few_launches() {
+    let _one = alone();
+    if cuda::shim().pretends() {
+        // Norm, store of K and V, attention, addition with norm, gate, addition: no product needs a conversion.
+        // Decode has four products, one of them with the gate, and a merge of attention's parts.
+        assert_eq!(launches_of_a_layer(), [6, 10]);
+    }
+}
+
 /// Models of every decoder shape, with chunked prompts and decodes in one batch.
 #[test]
 fn models_have_the_outputs_of_the_cpu() {

@@ -423,8 +423,8 @@ impl Case for Norms {
         let (mut x, y, weight, shift) = (vector(rows * width), vector(rows * width), vector(width), vector(width));
         let norm = NormOf { kind, eps: 1e-5, weight: &weight, bias: bias.then_some(&shift) };
         let (mut plain, mut added) = (unwritten(backend, rows * width), unwritten(backend, rows * width));
-        backend.norm(rows, width, norm, &x, &mut plain);
-        backend.add_norm(rows, width, 0.5, &y, norm, &mut x, &mut added);
+        backend.norm(rows, width, norm, &[], &x, &mut plain);
+        backend.add_norm(rows, width, 0.5, &y, norm, &[], &mut x, &mut added);
         // Three heads between two other numbers, with one weight per head or one for all.
         let (dim, stride) = (width, 3 * width + 2);
         let mut heads = vector(rows * stride);
@@ -507,7 +507,7 @@ impl Case for Elementwise {
         let both = vector(2 * len);
         for glu in [Glu::Of(Act::Silu), Glu::Of(Act::GeluTanh), Glu::Clamped { alpha: 1.7, limit: 7.0 }] {
             let mut out = unwritten(backend, len);
-            backend.gate(rows, width, glu, &both, &mut out);
+            backend.gate(rows, width, glu, &[], &both, &mut out);
             all.push(read(backend, out, len));
         }
         let (mut x, y, gates) = (vector(len), vector(len), vector(rows));
@@ -633,9 +633,10 @@ struct Attend {
     rotated: usize,
     pairs: Pairs,
     sinks: bool,
-    sizes: [f32; 3],         // of queries, keys and values
-    special: Option<f32>,    // value of some keys and values
-    chunks: Vec<Vec<usize>>, // [sequences][steps]
+    sizes: [f32; 3],              // of queries, keys and values
+    special: Option<f32>,         // value of some keys and values
+    reader: Option<WeightFormat>, // of a product, whose results are then returned
+    chunks: Vec<Vec<usize>>,      // [sequences][steps]
     seed: usize,
 }
 
@@ -653,6 +654,7 @@ impl Attend {
             sinks: false,
             sizes: [1.0; 3],
             special: None,
+            reader: None,
             chunks,
             seed: 1,
         }
@@ -745,10 +747,139 @@ impl Case for Attend {
                 }
             }
             let mut out = unwritten(backend, rows * shape.out_width());
-            backend.attention(&inputs, group, shape, sinks.as_ref(), &queries, &kv, &mut out);
-            all.push(read(backend, out, rows * shape.out_width()).iter().map(|x| x / self.sizes[2]).collect());
+            let Some(reader) = self.reader else {
+                backend.attention(&inputs, group, shape, sinks.as_ref(), &[], &queries, &kv, &mut out);
+                all.push(read(backend, out, rows * shape.out_width()).iter().map(|x| x / self.sizes[2]).collect());
+                continue;
+            };
+            let w = numbers(&mut random, 24 * shape.out_width());
+            let w = matrix(backend, &w, 24, shape.out_width(), reader);
+            backend.reserve_rows(rows, shape.out_width()).unwrap();
+            backend.attention(&inputs, group, shape, sinks.as_ref(), &[&w], &queries, &kv, &mut out);
+            let mut projected = unwritten(backend, rows * 24);
+            backend.matmul(rows, &out, &w, None, &mut projected);
+            all.push(read(backend, projected, rows * 24));
         }
         all
+    }
+}
+
+/// The formats of matrices that round their rows, and f32.
+const FORMATS: [WeightFormat; 5] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8];
+
+/// Runs a case on a backend and on one that stores all activations in f32. Results have the same bits.
+fn assert_same_bits_in_f32(name: &str, case: &impl Case) {
+    for invariant in [false, true] {
+        let mut in_f32 = cuda::open(invariant);
+        in_f32.keep_f32();
+        let wanted = case.run(&in_f32).concat();
+        let found = case.run(if invariant { cuda::invariant() } else { cuda::backend() }).concat();
+        assert!(wanted.iter().all(|x| x.is_finite()), "{name}");
+        let same = found.iter().zip(&wanted).position(|(a, b)| a.to_bits() != b.to_bits());
+        assert_eq!((found.len(), same), (wanted.len(), None), "{name}, batch-invariant: {invariant}");
+    }
+}
+
+/// Norms, gates and routed rows that only products read.
+struct ReadByProducts {
+    rows: usize,
+    format: WeightFormat,
+    hidden: usize,
+}
+
+impl Case for ReadByProducts {
+    fn run<B: Backend>(&self, backend: &B) -> Vec<Vec<f32>> {
+        let ReadByProducts { rows, format, hidden } = *self;
+        let (width, mut random) = (48, seeded(rows + hidden));
+        backend.reserve_rows(2 * rows, hidden.max(width)).unwrap();
+        let mut vector = |len: usize| backend.vector(&(0..len).map(|_| random.unit()).collect::<Vec<_>>()).unwrap();
+        let (mut x, y, weight) = (vector(rows * hidden), vector(rows * hidden), vector(hidden));
+        let norm = NormOf { kind: NormKind::Layer, eps: 1e-5, weight: &weight, bias: None };
+        let mut weights = |outs, cols| matrix(backend, &numbers(&mut random, outs * cols), outs, cols, format);
+        let (up, down, router) = (weights(2 * width, hidden), weights(hidden, width), weights(3, hidden));
+        let experts: Vec<_> = (0..3).map(|_| (weights(2 * width, hidden), weights(hidden, width))).collect();
+        let (glu, routing) = (Glu::Of(Act::Silu), Routing::softmax(3, 2, true));
+        let routed = rows * routing.top_k;
+        let mut all = Vec::new();
+
+        let mut normed = unwritten(backend, rows * hidden);
+        backend.norm(rows, hidden, norm, &[&up, &up], &x, &mut normed);
+        let mlp = MlpOf { up: (&up, None), activation: Activation::Gated(glu), width, down: (&down, None) };
+        let [mut wide, mut narrow, mut out] = [2 * width, width, hidden].map(|each| unwritten(backend, rows * each));
+        backend.mlp(rows, &normed, mlp, &mut wide, &mut narrow, &mut out);
+        all.push(read(backend, out, rows * hidden));
+
+        let mut routes = backend.routes(rows, routing).unwrap();
+        let [mut wide, mut narrow, mut gathered] = [2 * width, width, hidden].map(|each| unwritten(backend, routed * each));
+        let (mut logits, mut out) = (unwritten(backend, rows * 3), unwritten(backend, rows * hidden));
+        backend.add_norm(rows, hidden, 0.5, &y, norm, &[&router, &experts[0].0], &mut x, &mut normed);
+        backend.matmul(rows, &normed, &router, None, &mut logits);
+        backend.route(rows, routing, 0..3, None, &logits, &mut routes);
+        backend.gather_routes(&routes, hidden, &normed, &mut gathered);
+        backend.matmul_routes(&routes, &gathered, &|expert| (&experts[expert].0, None), &mut wide);
+        backend.gate(routed, width, glu, &[&experts[0].1], &wide, &mut narrow);
+        backend.matmul_routes(&routes, &narrow, &|expert| (&experts[expert].1, None), &mut gathered);
+        backend.combine_routes(&routes, hidden, &gathered, &mut out);
+        for (buf, len) in [(x, rows * hidden), (logits, rows * 3), (out, rows * hidden)] {
+            all.push(read(backend, buf, len));
+        }
+        all
+    }
+}
+
+#[test]
+fn results_that_only_products_read_are_rounded_without_a_change_of_bits() {
+    for (rows, hidden) in [(1, 72), (8, 200), (9, 136), (16, 72), (17, 72), (64, 264), (200, 72), (5, 70)] {
+        for format in FORMATS {
+            assert_same_bits_in_f32(&format!("{rows}x{hidden}, {format:?}"), &ReadByProducts { rows, format, hidden });
+        }
+    }
+}
+
+#[test]
+fn attention_that_only_a_product_reads_is_rounded_without_a_change_of_bits() {
+    let shapes = [(8, 2, 64, KvDtype::Bf16), (3, 1, 80, KvDtype::Int8), (4, 2, 128, KvDtype::F16), (2, 1, 40, KvDtype::F32)];
+    for (heads, kv_heads, head_dim, dtype) in shapes {
+        let shape = AttentionShape::new(heads, kv_heads, head_dim, 0.125);
+        for reader in [WeightFormat::F16, WeightFormat::Bf16] {
+            let mut case = Attend { reader: Some(reader), ..Attend::new(shape, dtype) };
+            assert_same_bits_in_f32(&format!("prefill, {head_dim}, {dtype:?}, {reader:?}"), &case);
+            // Sequences in several parts and in one, without longer chunks.
+            case.chunks = vec![vec![1; 2], vec![1; 2]];
+            assert_same_bits_in_f32(&format!("decode, {head_dim}, {dtype:?}, {reader:?}"), &case);
+        }
+    }
+}
+
+/// Rows that a product rounds are its operand, and no other operation reads them.
+#[test]
+fn rounded_rows_are_read_by_products_of_their_type_only() {
+    let backend = cuda::open(false);
+    let (rows, width) = (3, 64);
+    let ([x, weight], mut out) =
+        ([rows * width, width].map(|len| backend.vector(&vec![0.5; len]).unwrap()), unwritten(&backend, rows * width));
+    let [bf16, f16] = [WeightFormat::Bf16, WeightFormat::F16].map(|format| matrix(&backend, &vec![0.25; 8 * width], 8, width, format));
+    let norm = NormOf { kind: NormKind::Layer, eps: 1e-5, weight: &weight, bias: None };
+    let mut normed = unwritten(&backend, rows * width);
+    let mut check = |misuse: &dyn Fn(&CudaBackend, &mut <CudaBackend as BackendTypes>::Buf), message: &str| {
+        backend.norm(rows, width, norm, &[&bf16], &x, &mut normed);
+        misuse(&backend, &mut normed);
+        let error = backend.read(&mut out, 1).map(<[f32]>::to_vec).unwrap_err();
+        assert_eq!(error.code(), Code::Internal, "{error}");
+        assert!(error.to_string().contains(message), "{error}");
+    };
+    let in_f32 = "an operation reads f32 from a buffer in bf16";
+    check(&|backend, normed| backend.activate(rows * width, Act::Relu, normed), in_f32);
+    check(&|backend, normed| backend.add(rows * width, 1.0, normed, &x), in_f32);
+    let other = "an operation reads f16 from a buffer in bf16";
+    check(&|backend, normed| backend.matmul(rows, normed, &f16, None, &mut unwritten(backend, rows * 8)), other);
+    let error = backend.read(&mut normed, 1).map(<[f32]>::to_vec).unwrap_err();
+    assert!(error.to_string().contains(in_f32), "{error}");
+    // Readers of different types, and other readers.
+    for readers in [&[&bf16, &f16][..], &[]] {
+        backend.norm(rows, width, norm, readers, &x, &mut normed);
+        backend.activate(rows * width, Act::Relu, &mut normed);
+        assert_eq!(backend.read(&mut normed, 1).unwrap(), [0.0]);
     }
 }
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ptx.machine import Machine
 from ptx.memory import Device
-from ptx.numbers import F32
+from ptx.numbers import F32, to_bf16, to_f16
 
 WARP, FLAT = 32, 256
 
@@ -20,6 +20,11 @@ class Case:
     run: Callable
     quick: bool = False
     hopper: bool = False
+
+
+# The types of rows that kernels write (`Dtype` of common.cuh), and the roundings of f32 to them.
+DTYPE_F32, DTYPE_F16, DTYPE_BF16 = range(3)
+ROUNDINGS = {DTYPE_F16: to_f16, DTYPE_BF16: to_bf16}
 
 
 class Mismatch(AssertionError):
@@ -44,6 +49,17 @@ class Lab:
     def out(self, *shape):
         """Allocates f32 results, which are NaN until they are written."""
         return self.allocate(4 * int(np.prod(shape)))
+
+    def results(self, wanted, limit, launch, dtypes=(DTYPE_F16, DTYPE_BF16)):
+        """Compares the f32 results that launch(out, dtype) writes. In other types, they are rounded."""
+        out = self.out(*wanted.shape)
+        launch(out, DTYPE_F32)
+        exact = self.get(out, wanted.shape, F32)
+        self.close(exact, wanted, limit)
+        for dtype in dtypes:
+            out = self.allocate(2 * wanted.size)
+            launch(out, dtype)
+            self.equal(self.get(out, wanted.shape, np.uint16), ROUNDINGS[dtype](exact))
 
     def close(self, got, wanted, limit):
         """Compares by the norm of the difference, relative to that of the reference."""

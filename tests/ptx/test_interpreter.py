@@ -337,6 +337,11 @@ class Numbers(unittest.TestCase):
             self.assertEqual(numbers.to_e4m3(np.array([number]))[0], code, number)
         np.testing.assert_array_equal(numbers.to_e4m3(numbers.from_e4m3(np.arange(127))), np.arange(127))
 
+    def test_bytes_are_permuted_by_digits(self):
+        a, b = (np.array([number], np.uint32) for number in (0x33221100, 0x77665544))
+        for selector, wanted in ((0x3210, a[0]), (0x5410, 0x55441100), (0x7632, 0x77663322), (0x0747, 0x00774477)):
+            self.assertEqual(numbers.permute_bytes(a, b, selector)[0], wanted)
+
     def test_products_of_64_bits_have_an_upper_half(self):
         random = np.random.default_rng(2)
         a, b = random.integers(0, 1 << 64, (2, 50), np.uint64)

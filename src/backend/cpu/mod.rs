@@ -364,7 +364,7 @@ impl Ops for CpuBackend {
                     self.linear(rows, wide, down, out);
                 }
                 Activation::Gated(glu) => {
-                    self.gate(rows, width, glu, wide, narrow);
+                    self.gate(rows, width, glu, &[], wide, narrow);
                     self.linear(rows, narrow, down, out);
                 }
             }
@@ -379,12 +379,22 @@ impl Ops for CpuBackend {
         self.flat(len, x, |start, x| self.kernel(Add { scale, y: &y[start..][..x.len()], x }));
     }
 
-    fn norm(&self, rows: usize, width: usize, norm: NormOf<Buf>, x: &Buf, out: &mut Buf) {
+    fn norm(&self, rows: usize, width: usize, norm: NormOf<Buf>, _readers: &[&Matrix], x: &Buf, out: &mut Buf) {
         let norm = Norm::new(norm, width);
         self.rows(rows, width, out, |row, out| self.kernel(NormRow { norm, x: &x[row * width..][..width], out }));
     }
 
-    fn add_norm(&self, rows: usize, width: usize, scale: f32, y: &Buf, norm: NormOf<Buf>, x: &mut Buf, out: &mut Buf) {
+    fn add_norm(
+        &self,
+        rows: usize,
+        width: usize,
+        scale: f32,
+        y: &Buf,
+        norm: NormOf<Buf>,
+        _readers: &[&Matrix],
+        x: &mut Buf,
+        out: &mut Buf,
+    ) {
         let norm = Norm::new(norm, width);
         let x = SendPtr(x[..rows * width].as_mut_ptr());
         self.rows(rows, width, out, |row, out| {
@@ -422,7 +432,17 @@ impl Ops for CpuBackend {
         });
     }
 
-    fn attention(&self, inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf) {
+    fn attention(
+        &self,
+        inputs: &Inputs,
+        group: usize,
+        shape: &AttentionShape,
+        sinks: Option<&Buf>,
+        _readers: &[&Matrix],
+        qkv: &Buf,
+        kv: &Kv,
+        out: &mut Buf,
+    ) {
         let groups = inputs.batch.groups();
         let args = attention::Args { inputs, group, groups, shape, sinks: sinks.map(|sinks| &sinks[..shape.heads]), qkv, kv };
         attention::attention(self.machine(), &self.scratch, args, out);
@@ -451,7 +471,7 @@ impl Ops for CpuBackend {
         self.flat(len, x, |_, x| self.kernel(Activate { act, x }));
     }
 
-    fn gate(&self, rows: usize, width: usize, glu: Glu, x: &Buf, out: &mut Buf) {
+    fn gate(&self, rows: usize, width: usize, glu: Glu, _readers: &[&Matrix], x: &Buf, out: &mut Buf) {
         self.rows(rows, width, out, |row, out| {
             let (gate, up) = x[row * 2 * width..][..2 * width].split_at(width);
             self.kernel(Gate { glu, gate, up, out });

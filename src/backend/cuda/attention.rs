@@ -1,14 +1,14 @@
 //! Selection and launches of attention kernels.
 
-use super::buffer::{Buf, address_of};
 use super::device::Device;
 use super::function::{Shape, launch};
 use super::inputs::{DECODE_TILE, InputRange, Inputs, PREFILL_TILE, Tiles};
-use super::kernels::TensorAttention;
+use super::kernels::{TensorAttention, dtype_number};
 use super::kv::Kv;
 use super::memory::{Address, Memory};
 use crate::backend::{AttentionShape, Values};
 use crate::error::Error;
+use crate::types::options::Dtype;
 
 /// Threads per block, except on tensor cores.
 const THREADS: u32 = 128;
@@ -19,10 +19,12 @@ pub struct Args<'a> {
     pub group: usize,
     pub shape: &'a AttentionShape,
     pub slopes: Address,
-    pub sinks: Option<&'a Buf>,
-    pub qkv: &'a Buf,
+    pub sinks: Address,
+    pub qkv: Address,
     pub kv: &'a Kv,
-    pub out: &'a Buf,
+    pub out: Address,
+    /// The type of `out`.
+    pub stores: Dtype,
 }
 
 /// Returns the queries of a KV head that a decode tile has at most.
@@ -40,19 +42,19 @@ pub fn partial_bytes(device: &Device, shape: &AttentionShape) -> u64 {
 /// Launches an attention kernel over some tiles. Only some kernels take the arguments in brackets.
 macro_rules! attend {
     ($args:ident, $device:ident, $function:expr, $shape:expr, $tiles:expr, [$($dims:expr),*], [$($parts:expr),*]) => {{
-        let Args { inputs, group, shape, slopes, sinks, qkv, kv, out } = $args;
+        let Args { inputs, group, shape, slopes, sinks, qkv, kv, out, stores } = $args;
         launch!(
             $device,
             $function,
             $shape,
-            out.address(),
-            qkv.address(),
+            *out,
+            *qkv,
             kv.address(),
             inputs.address($tiles),
             inputs.address(inputs.positions),
             inputs.address(inputs.tables),
             *slopes,
-            address_of(*sinks),
+            *sinks,
             shape.row_width() as u32,
             shape.heads as u32,
             shape.kv_heads as u32,
@@ -63,6 +65,7 @@ macro_rules! attend {
             shape.window.unwrap_or(0) as u32,
             shape.scale,
             shape.soft_cap.unwrap_or(0.0),
+            dtype_number(*stores),
             $($parts),*
         )
     }};
@@ -96,14 +99,29 @@ impl Args<'_> {
     fn decode(&self, device: &Device, kernels: TensorAttention, tiles: Tiles, partial: &Memory) {
         let shape = Shape { shared: kernels.decode_shared, ..self.shape_of(tiles.parts, 1, kernels.decode_threads) };
         attend!(self, device, kernels.decode, shape, tiles.parts, [], [partial.address()]);
-        self.merge(device, tiles.decode, partial);
+        // Recorded steps have more parts than tiles, whatever the sequences are.
+        if tiles.parts.count > tiles.decode.count {
+            self.merge(device, tiles.decode, partial);
+        }
     }
 
     fn merge(&self, device: &Device, tiles: InputRange, partial: &Memory) {
         let shape = self.shape_of(tiles, queries_per_tile(self.shape), THREADS);
         let (heads, kv_heads, dim) = (self.shape.heads as u32, self.shape.kv_heads as u32, self.shape.head_dim as u32);
-        let (tiles, sinks, out) = (self.inputs.address(tiles), address_of(self.sinks), self.out.address());
-        launch!(device, device.kernels.attention.merge, shape, out, partial.address(), tiles, sinks, heads, kv_heads, dim);
+        let (tiles, stores) = (self.inputs.address(tiles), dtype_number(self.stores));
+        launch!(
+            device,
+            device.kernels.attention.merge,
+            shape,
+            self.out,
+            partial.address(),
+            tiles,
+            self.sinks,
+            heads,
+            kv_heads,
+            dim,
+            stores
+        );
     }
 
     /// Heads of any width, and K and V of any type.

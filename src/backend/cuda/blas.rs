@@ -76,7 +76,9 @@ struct Algorithm {
 #[derive(Clone, Copy)]
 pub struct Product<'a> {
     pub rows: usize,
-    pub x: Address, // [rows, cols], f32
+    pub x: Address, // [rows, cols], f32 or rounded
+    /// True if `x` is in the type of the matrix.
+    pub rounded: bool,
     pub w: &'a Part,
     pub bias: Address, // [outs] or null
     pub out: Address,  // [rows, outs], f32
@@ -114,13 +116,16 @@ impl Blas {
         if !device.takes_ops() {
             return true;
         }
-        if rounded.bytes() < rounded_bytes(w.stored, rows, w.cols) {
+        if !product.rounded && rounded.bytes() < rounded_bytes(w.stored, rows, w.cols) {
             return false;
         }
-        let product = Product { x: rounded.address(), ..product };
+        let operand = if product.rounded { x } else { rounded.address() };
+        let product = Product { x: operand, ..product };
         let known = algorithms.entry(product.kind()).or_insert_with(|| self.context.within(|| self.find(&product)).ok()?.ok());
         let Some(algorithm) = known else { return false };
-        product.round(device, x);
+        if !product.rounded {
+            product.round(device, x);
+        }
         let (queued, scaled) = (self.context.within(|| self.queue(device, &product, workspace, algorithm)), algorithm.operation.scales);
         if !matches!(queued, Ok(Ok(()))) {
             *known = None; // not tried again

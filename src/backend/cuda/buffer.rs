@@ -2,15 +2,20 @@
 
 use std::ops::Range;
 
+use super::CudaBackend;
 use super::context::{Event, Stream};
 use super::device::Device;
 use super::memory::{Address, Memory, Pinned};
 use crate::error::{Error, Result};
+use crate::types::options::Dtype;
 
-/// f32 numbers on the device.
+/// Numbers on the device: in f32, or as the operand of a product in the type that it multiplies.
 pub struct Buf {
     memory: Memory,
+    /// The length in f32 numbers.
     pub len: usize,
+    /// The type of the numbers that the last operation has written.
+    dtype: Dtype,
     read: Option<Read>,
 }
 
@@ -27,7 +32,7 @@ const NUMBER: usize = size_of::<f32>();
 impl Buf {
     pub fn new(device: &Device, len: usize) -> Result<Buf> {
         let bytes = len.checked_mul(size_of::<f32>()).ok_or_else(Error::out_of_memory)?;
-        Ok(Buf { memory: device.memory(bytes as u64)?, len, read: None })
+        Ok(Buf { memory: device.memory(bytes as u64)?, len, dtype: Dtype::F32, read: None })
     }
 
     /// Creates a buffer with these numbers.
@@ -39,7 +44,32 @@ impl Buf {
         Ok(buf)
     }
 
-    pub fn address(&self) -> Address {
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Returns the address for an operation that reads f32 numbers.
+    pub fn input(&self) -> Result<Address> {
+        self.operand(Dtype::F32)
+    }
+
+    /// Returns the address for an operation that reads numbers of a type.
+    pub fn operand(&self, dtype: Dtype) -> Result<Address> {
+        if self.dtype != dtype {
+            let [found, wanted] = [self.dtype, dtype].map(Dtype::name);
+            return Err(Error::internal(format!("an operation reads {wanted} from a buffer in {found}")));
+        }
+        Ok(self.memory.address())
+    }
+
+    /// Returns the address for an operation that writes f32 numbers.
+    pub fn output(&mut self) -> Address {
+        self.output_in(Dtype::F32)
+    }
+
+    /// Returns the address for an operation that writes numbers of a type.
+    pub fn output_in(&mut self, dtype: Dtype) -> Address {
+        self.dtype = dtype;
         self.memory.address()
     }
 
@@ -49,6 +79,7 @@ impl Buf {
         if len > self.len {
             return Err(Error::internal(format!("read of {len} numbers from a buffer of {}", self.len)));
         }
+        self.input()?;
         let read = match &mut self.read {
             Some(read) if read.pinned.bytes().len() >= len * NUMBER => read,
             read => {
@@ -80,7 +111,15 @@ impl Buf {
     }
 }
 
-/// Returns the address of a buffer, or null.
-pub fn address_of(buf: Option<&Buf>) -> Address {
-    buf.map_or(Address::NULL, Buf::address)
+impl CudaBackend {
+    /// Returns the address for an operation that reads f32 numbers. If the buffer has another type,
+    /// nothing is launched until the next `check` reports it.
+    pub(super) fn input(&self, buf: &Buf) -> Address {
+        self.or_refuse(buf.input()).unwrap_or(Address::NULL)
+    }
+
+    /// Returns the address of a buffer as `input` does, or null.
+    pub(super) fn optional(&self, buf: Option<&Buf>) -> Address {
+        buf.map_or(Address::NULL, |buf| self.input(buf))
+    }
 }

@@ -232,18 +232,18 @@ impl Collectives for CudaBackend {
 
     fn all_reduce(&self, len: usize, x: &mut Buf) {
         if let Some(exchange) = &self.exchange {
-            exchange.all_reduce(&self.device, len, x.address());
+            exchange.all_reduce(&self.device, len, self.input(x));
         }
     }
 
     fn all_gather(&self, len: usize, x: &Buf, out: &mut Buf) {
         if let Some(exchange) = &self.exchange {
-            exchange.all_gather(&self.device, len, x.address(), out.address());
+            exchange.all_gather(&self.device, len, self.input(x), out.output());
         }
     }
 
     fn send(&self, len: usize, x: &Buf, to: usize) {
-        let transfer = NcclTransfer::Send { to, from: x.address(), bytes: len * NUMBER };
+        let transfer = NcclTransfer::Send { to, from: self.input(x), bytes: len * NUMBER };
         if let Some(exchange) = self.exchange.as_ref().filter(|_| len > 0) {
             // SAFETY: `x` has `len` numbers.
             unsafe { exchange.run(&self.device, [transfer].into_iter()) };
@@ -251,7 +251,7 @@ impl Collectives for CudaBackend {
     }
 
     fn receive(&self, len: usize, x: &mut Buf, from: usize) {
-        let transfer = NcclTransfer::Receive { from, to: x.address(), bytes: len * NUMBER };
+        let transfer = NcclTransfer::Receive { from, to: x.output(), bytes: len * NUMBER };
         if let Some(exchange) = self.exchange.as_ref().filter(|_| len > 0) {
             // SAFETY: `x` has `len` numbers.
             unsafe { exchange.run(&self.device, [transfer].into_iter()) };
@@ -260,7 +260,7 @@ impl Collectives for CudaBackend {
 
     fn receive_columns(&self, rows: usize, width: usize, parts: &[ColumnPart], x: &mut Buf) {
         let Some(exchange) = &self.exchange else { return };
-        let rank = exchange.place.rank();
+        let (rank, columns) = (exchange.place.rank(), x.output());
         // The own part first, because it is where the columns of others go.
         let (own, others) = (parts.iter().filter(|part| part.rank == rank), parts.iter().filter(|part| part.rank != rank));
         for part in own.chain(others).filter(|part| part.count > 0) {
@@ -269,14 +269,14 @@ impl Collectives for CudaBackend {
             let bytes = len * NUMBER;
             if part.rank == rank {
                 // SAFETY: `x` has `[rows, width]` numbers, and the size of the scratch memory was checked.
-                unsafe { self.device.copy(scratch, x.address(), bytes) };
+                unsafe { self.device.copy(scratch, columns, bytes) };
             } else {
                 let transfer = NcclTransfer::Receive { from: part.rank, to: scratch, bytes };
                 // SAFETY: the size of the scratch memory was checked.
                 unsafe { exchange.run(&self.device, [transfer].into_iter()) };
             }
             let strips = Strips { first: part.first, count: 1, dim: part.count, pitch: part.count, stride: width };
-            self.copy_strips(self.device.kernels.elementwise.join_strips, rows, strips, scratch, x.address());
+            self.copy_strips(self.device.kernels.elementwise.join_strips, rows, strips, scratch, columns);
         }
     }
 }

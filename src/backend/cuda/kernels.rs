@@ -475,6 +475,15 @@ pub fn glu_numbers(glu: Glu) -> (u32, f32, f32) {
     }
 }
 
+/// Returns the type of rows that a kernel writes.
+pub fn dtype_number(dtype: Dtype) -> u32 {
+    match dtype {
+        Dtype::F32 => 0,
+        Dtype::F16 => 1,
+        Dtype::Bf16 => 2,
+    }
+}
+
 pub fn norm_number(kind: NormKind) -> u32 {
     match kind {
         NormKind::Rms { unit_offset: false } => 0,

@@ -46,7 +46,7 @@ impl KvOps for CudaBackend {
         let own = shape.values == Values::Own;
         let (heads, halves) = (if own { shape.heads } else { 0 }, kv::halves(&kv.shape));
         let (angles, rotated, pairs) =
-            turn.map_or((Address::NULL, 0, 0), |turn| (turn.angles.address(), turn.rotated as u32, pairs_number(turn.pairs)));
+            turn.map_or((Address::NULL, 0, 0), |turn| (self.input(turn.angles), turn.rotated as u32, pairs_number(turn.pairs)));
         let blocks = (heads + halves * shape.kv_heads).div_ceil(STORING_WARPS);
         let launched = Shape::new((inputs.rows, blocks as u32, 1), (STORING_WARPS * WARP) as u32);
         launch!(
@@ -54,7 +54,7 @@ impl KvOps for CudaBackend {
             self.device.kernels.cache.store_kv(dtype),
             launched,
             kv.address(),
-            qkv.address(),
+            self.input(qkv),
             angles,
             inputs.address(inputs.slots),
             heads as u32,

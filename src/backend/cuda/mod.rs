@@ -1,7 +1,8 @@
 //! The CUDA backend: kernels of `kernels/` that are launched in order on one stream. A second
 //! stream copies sampling parameters to the device and tokens back.
 //!
-//! Activations are f32. Matrices, K and V have their storage types. An op only queues its kernel;
+//! Activations are f32, or, if only products read them, in the type that these multiply (`buffer`).
+//! Matrices, K and V have their storage types. An op only queues its kernel;
 //! errors are reported when a batch is uploaded and when results are read (`device`).
 
 mod alloc;
@@ -69,6 +70,8 @@ pub struct CudaBackend {
     /// For products of many rows. None: cuBLASLt is not available, and own kernels compute them.
     blas: Option<Blas>,
     min_blas_rows: usize,
+    /// True if no operation stores its results as products round them.
+    keeps_f32: bool,
     device: Device,
     /// Batch-invariant mode: results do not depend on the batch, so neither product algorithms nor
     /// splits of sequences vary.
@@ -108,6 +111,7 @@ impl CudaBackend {
         Ok(CudaBackend {
             blas: if invariant { None } else { Blas::open(&device) },
             min_blas_rows: MIN_BLAS_ROWS,
+            keeps_f32: false,
             invariant,
             device,
             head_groups: Mutex::default(),
@@ -122,6 +126,11 @@ impl CudaBackend {
     /// Sets the number of rows from which on products use cuBLASLt. Only benchmarks call it.
     pub fn use_blas_from(&mut self, rows: usize) {
         self.min_blas_rows = rows;
+    }
+
+    /// Stores all activations in f32. Only tests and benchmarks call it: results have the same bits.
+    pub fn keep_f32(&mut self) {
+        self.keeps_f32 = true;
     }
 
     fn partial(&self) -> MutexGuard<'_, Option<Memory>> {

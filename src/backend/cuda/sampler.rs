@@ -76,7 +76,7 @@ impl DeviceSampler {
         device.record(sent, Stream::Copies);
         device.hold_up(Stream::Compute, sent);
         let shape = Shape::new((sampling.rows.len() as u32, 1, 1), THREADS);
-        let (drawn, logits) = (self.drawn.address(), logits.address());
+        let (drawn, logits) = (self.drawn.address(), logits.input()?);
         launch!(device, device.kernels.sampling.draw_rows, shape, drawn, logits, draws_at, edits_at, masks_at, vocab as u32);
         device.record(drew, Stream::Compute);
         device.hold_up(Stream::Copies, drew);

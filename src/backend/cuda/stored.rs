@@ -61,6 +61,14 @@ impl Stored {
         }
     }
 
+    /// Returns the type in which numbers are multiplied, to which a product rounds its rows.
+    pub fn multiplied(self) -> Dtype {
+        match self {
+            Stored::As(dtype) => dtype,
+            Stored::Fp8 | Stored::Int8 | Stored::Records(_) => Dtype::Bf16,
+        }
+    }
+
     /// Returns the numbers that a row occupies, including zero padding.
     pub fn pitch(self, cols: usize) -> usize {
         cols.next_multiple_of(if self.is_bytes() { 16 } else { 8 })

@@ -123,11 +123,11 @@ def softmax(scores, sink):
     return weights / (weights.sum() + (0 if sink is None else np.exp(F64(sink) - most)))
 
 
-def arguments(shape, step, out, tiles, dims=()):
+def arguments(shape, step, out, dtype, tiles, dims=()):
     """The arguments that all attention kernels have. Plain kernels have `dims` in the middle."""
     at = step.addresses
     return (out, at["qkv"], at["kv"], tiles, at["positions"], at["tables"], at["slopes"], at["sinks"], step.qkv.shape[1], shape.heads,
-            shape.kv_heads, *dims, shape.block_shift, TABLE_GROUPS, TABLE_GROUP, shape.window, shape.scale, shape.soft_cap)
+            shape.kv_heads, *dims, shape.block_shift, TABLE_GROUPS, TABLE_GROUP, shape.window, shape.scale, shape.soft_cap, dtype)
 
 
 def prefill_tiles(shape, step):

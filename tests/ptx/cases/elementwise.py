@@ -41,9 +41,10 @@ def gate(lab):
     rows, width = 3, 301
     x = lab.normal(rows, 2, width) * 4
     for act in range(5):
-        out = lab.out(rows, width)
-        lab.launch("gate", grid_of_numbers(rows, width), FLAT, out, lab.put(x), width, act, 1.702, 7.0)
-        lab.close(lab.get(out, (rows, width), F32), gated(act, x[:, 0], x[:, 1], 1.702, 7.0), LIMIT)
+        def launch(out, dtype):
+            lab.launch("gate", grid_of_numbers(rows, width), FLAT, out, lab.put(x), width, act, 1.702, 7.0, dtype)
+
+        lab.results(gated(act, x[:, 0], x[:, 1], 1.702, 7.0), LIMIT, launch)
 
 
 def add(lab):

@@ -2,10 +2,9 @@
 from functools import partial
 
 from lab import Case
-from ptx.numbers import F32
 
 from .attention import PREFILL_QUERIES, Shape, arguments, prefill_tiles, reference, sequences
-from .tensor import limit
+from .tensor import limit, rounded_in
 
 THREADS, CHUNK, STAGES, ALIGNMENT = 384, 128, 2, 1024
 
@@ -15,13 +14,16 @@ def shared_bytes(dim):
     return (PREFILL_QUERIES + 2 * STAGES * CHUNK) * dim * 2 + 4 * STAGES * 8 + PREFILL_QUERIES * 4 + ALIGNMENT
 
 
-def prefill(shape, lab):
+def prefill(shape, dtypes, lab):
     step = sequences(lab, shape)
     wanted, tiles = reference(shape, step), prefill_tiles(shape, step)
-    out = lab.out(*wanted.shape)
-    lab.launch(f"attention_wgmma_{shape.kind}_{shape.dim}", (len(tiles) * shape.kv_heads, 1, 1), THREADS,
-               *arguments(shape, step, out, lab.put(tiles)), shared=shared_bytes(shape.dim))
-    lab.close(lab.get(out, wanted.shape, F32), wanted, limit(shape))
+    grid, tiles = (len(tiles) * shape.kv_heads, 1, 1), lab.put(tiles)
+
+    def launch(out, dtype):
+        lab.launch(f"attention_wgmma_{shape.kind}_{shape.dim}", grid, THREADS, *arguments(shape, step, out, dtype, tiles),
+                   shared=shared_bytes(shape.dim))
+
+    lab.results(wanted, limit(shape), launch, dtypes)
 
 
 def shapes(kind, dim):
@@ -37,4 +39,4 @@ def cases():
         for dim in (64, 128):
             name = f"attention_wgmma_{kind}_{dim}"
             for what, shape, quick in shapes(kind, dim):
-                yield Case(f"{name}, {what}", [name], partial(prefill, shape), quick, hopper=True)
+                yield Case(f"{name}, {what}", [name], partial(prefill, shape, rounded_in(what, "one chunk")), quick, hopper=True)

@@ -21,13 +21,18 @@ def rows(width, lab):
     x, y, weight, bias = lab.normal(3, width), lab.normal(3, width), lab.normal(width), lab.normal(width)
     for kind, has_bias in ((RMS, False), (RMS_UNIT_OFFSET, False), (LAYER, True)):
         biases = lab.put(bias) if has_bias else 0
-        out, grid, threads = lab.out(3, width), (3, 1, 1), row_threads(width)
-        lab.launch("norm_rows", grid, threads, out, lab.put(x), lab.put(weight), biases, width, kind, EPS)
-        lab.close(lab.get(out, x.shape, F32), norm_of(x, kind, weight, bias * has_bias), LIMIT)
-        sums = lab.buffer(x)
-        lab.launch("add_norm", grid, threads, out, sums, lab.put(y), lab.put(weight), biases, width, kind, EPS, 0.5)
-        lab.equal(lab.get(sums, x.shape, F32), x + F32(0.5) * y)
-        lab.close(lab.get(out, x.shape, F32), norm_of(x + F32(0.5) * y, kind, weight, bias * has_bias), LIMIT)
+        grid, threads = (3, 1, 1), row_threads(width)
+
+        def norm_rows(out, dtype):
+            lab.launch("norm_rows", grid, threads, out, lab.put(x), lab.put(weight), biases, width, kind, EPS, dtype)
+
+        def add_norm(out, dtype):
+            sums = lab.buffer(x)
+            lab.launch("add_norm", grid, threads, out, sums, lab.put(y), lab.put(weight), biases, width, kind, EPS, 0.5, dtype)
+            lab.equal(lab.get(sums, x.shape, F32), x + F32(0.5) * y)
+
+        lab.results(norm_of(x, kind, weight, bias * has_bias), LIMIT, norm_rows)
+        lab.results(norm_of(x + F32(0.5) * y, kind, weight, bias * has_bias), LIMIT, add_norm)
 
 
 def heads(lab):

@@ -44,6 +44,11 @@ def rounded(kind, x):
     return (x.astype(np.float16) if kind == "f16" else from_bf16(to_bf16(x))).astype(F64)
 
 
+def operand(lab, kind, x, is_rounded):
+    """Returns the address of x as a product with a matrix of a type reads it: in f32, or rounded."""
+    return lab.put(x if not is_rounded else to_f16(x) if kind == "f16" else to_bf16(x))
+
+
 @dataclass
 class Matrix:
     address: int
@@ -68,14 +73,14 @@ def matrix(lab, kind, outs, cols):
     return Matrix(lab.put(data), rounded(kind, padded)[:, :cols])
 
 
-def multiply(lab, kind, tile, x, w, bias=None, stride=None, at=0):
+def multiply(lab, kind, tile, x, w, bias=None, stride=None, at=0, is_rounded=False):
     """Launches a product, into rows of `stride` numbers from column `at` on. Returns the rows."""
     (rows, cols), outs, shape = x.shape, len(w.numbers), tile_of(kind, tile)
     stride = stride or outs
     out = lab.out(rows, stride)
     grid = div_ceil(outs, shape.outs), div_ceil(rows, shape.rows), 1
-    lab.launch(f"matmul_{kind}_{tile}", grid, THREADS, out + 4 * at, lab.put(x), w.address, 0 if bias is None else lab.put(bias),
-               0, 0, 0, rows, outs, cols, stride, shared=shape.shared(pitch_of(shape, kind)))
+    lab.launch(f"matmul_{kind}_{tile}", grid, THREADS, out + 4 * at, operand(lab, kind, x, is_rounded), w.address,
+               0 if bias is None else lab.put(bias), 0, 0, 0, rows, outs, cols, stride, is_rounded, shared=shape.shared(pitch_of(shape, kind)))
     return lab.get(out, (rows, stride), F32)
 
 
@@ -97,6 +102,13 @@ def same_bits(kind, lab):
         lab.equal(other, first)
 
 
+def same_bits_of_rounded_rows(kind, tile, lab):
+    """Rows that were rounded before have the products of rows in f32."""
+    x, w, bias = lab.normal(20, 1048), matrix(lab, kind, 40, 1048), lab.normal(40)
+    first, other = (multiply(lab, kind, tile, x, w, bias, is_rounded=rounded).view(np.uint32) for rounded in (False, True))
+    lab.equal(other, first)
+
+
 def strips(kind, tile, lab):
     """One product for each strip of x, with its own matrix and bias."""
     count, rows, outs, cols, shape = 3, 5, 37, 72, tile_of(kind, tile)
@@ -106,7 +118,7 @@ def strips(kind, tile, lab):
     out = lab.out(count, rows, outs)
     grid = div_ceil(outs, shape.outs), div_ceil(rows, shape.rows), count
     lab.launch(f"matmul_{kind}_{tile}", grid, THREADS, out, lab.put(x), 0, 0, lab.put(lists[0]), lab.put(lists[1]), 0, rows, outs, cols,
-               outs, shared=shape.shared(pitch_of(shape, kind)))
+               outs, False, shared=shape.shared(pitch_of(shape, kind)))
     wanted = np.stack([rounded(kind, part) @ w.numbers.T + bias for part, w, bias in zip(x, matrices, biases)])
     lab.close(lab.get(out, wanted.shape, F32), wanted, LIMIT)
 
@@ -118,8 +130,8 @@ def experts(kind, tile, lab):
     x, matrices = lab.normal(int(starts[-1]), cols), [matrix(lab, kind, outs, cols) for _ in starts[1:]]
     out, listed = lab.out(len(x), outs), lab.put(np.array([w.address for w in matrices], np.uint64))
     grid = div_ceil(outs, shape.outs), div_ceil(rows, shape.rows), len(matrices)
-    lab.launch(f"matmul_{kind}_{tile}", grid, THREADS, out, lab.put(x), 0, 0, listed, 0, lab.put(starts), rows, outs, cols, outs,
-               shared=shape.shared(pitch_of(shape, kind)))
+    lab.launch(f"matmul_{kind}_{tile}", grid, THREADS, out, operand(lab, kind, x, kind != "f32"), 0, 0, listed, 0, lab.put(starts), rows, outs,
+               cols, outs, kind != "f32", shared=shape.shared(pitch_of(shape, kind)))
     wanted = np.zeros((len(x), outs))
     for first, end, w in zip(starts, starts[1:], matrices):
         wanted[first:end] = rounded(kind, x[first:end]) @ w.numbers.T
@@ -171,6 +183,8 @@ def cases():
             yield Case(f"{kernel[0]}, 9 x 40 x 1048", kernel, partial(product, kind, tile, 9, 40, 1048), quick)
             yield Case(f"{kernel[0]}, 140 x 136 x 72", kernel, partial(product, kind, tile, 140, 136, 72))
             yield Case(f"{kernel[0]}, strips", kernel, partial(strips, kind, tile))
+            if kind != "f32":
+                yield Case(f"{kernel[0]}, rounded rows", kernel, partial(same_bits_of_rounded_rows, kind, tile), quick)
             yield Case(f"{kernel[0]}, experts", kernel, partial(experts, kind, tile), (kind, tile) == ("bf16", "16"))
         yield Case(f"matmul_{kind}, same bits in all tiles", [f"matmul_{kind}_{tile}" for tile in TILES], partial(same_bits, kind))
     for kind in ("bf16", "f16"):

@@ -7,7 +7,7 @@ import numpy as np
 from lab import FLAT, Case, div_ceil, grid_of_numbers
 from ptx.numbers import F32, F64
 
-from .products import LIMIT, Tile, rounded
+from .products import LIMIT, Tile, operand, rounded
 
 RECORD = 256
 OFFSETS, NESTED = 1, 2
@@ -96,12 +96,12 @@ def matrix(lab, form, outs, cols):
     return lab.put(records), numbers[:, :cols]
 
 
-def multiply(lab, form, tile, x, w, bias):
+def multiply(lab, form, tile, x, w, bias, is_rounded=False):
     """Launches a product with a matrix of as many rows as there are biases. Returns the rows."""
     (rows, cols), outs, shape = x.shape, len(bias), TILES[tile]
     out, grid = lab.out(rows, outs), (div_ceil(outs, shape.outs), div_ceil(rows, shape.rows), 1)
-    lab.launch(f"matmul_{form.name}_{tile}", grid, THREADS[tile], out, lab.put(x), w, lab.put(bias), 0, 0, 0, rows, outs, cols, outs,
-               form.bytes, form.flags, shared=shape.shared(form.shared_pitch))
+    lab.launch(f"matmul_{form.name}_{tile}", grid, THREADS[tile], out, operand(lab, "bf16", x, is_rounded), w, lab.put(bias), 0, 0, 0, rows,
+               outs, cols, outs, form.bytes, form.flags, is_rounded, shared=shape.shared(form.shared_pitch))
     return lab.get(out, (rows, outs), F32)
 
 
@@ -110,6 +110,8 @@ def product(form, tile, rows, outs, cols, lab):
     (w, numbers), bias = matrix(lab, form, outs, cols), lab.normal(outs)
     got = multiply(lab, form, tile, x, w, bias)
     lab.close(got, rounded("bf16", x) @ numbers.T + bias, LIMIT)
+    if cols % 8 == 0:
+        lab.equal(multiply(lab, form, tile, x, w, bias, True).view(np.uint32), got.view(np.uint32))
 
 
 def same_bits(form, lab):
@@ -126,7 +128,7 @@ def experts(form, tile, lab):
     out, grid = lab.out(9, outs), (div_ceil(outs, shape.outs), div_ceil(9, shape.rows), len(matrices))
     listed = lab.put(np.array([w for w, _ in matrices], np.uint64))
     lab.launch(f"matmul_{form.name}_{tile}", grid, THREADS[tile], out, lab.put(x), 0, 0, listed, 0, lab.put(starts), 9, outs, cols, outs,
-               form.bytes, form.flags, shared=shape.shared(form.shared_pitch))
+               form.bytes, form.flags, False, shared=shape.shared(form.shared_pitch))
     wanted = np.concatenate([rounded("bf16", x[first:end]) @ numbers.T
                              for first, end, (_, numbers) in zip(starts, starts[1:], matrices)])
     lab.close(lab.get(out, wanted.shape, F32), wanted, LIMIT)

@@ -1,10 +1,7 @@
 """Attention on tensor cores: kernels/attention.cu."""
 from functools import partial
 
-import numpy as np
-
-from lab import WARP, Case
-from ptx.numbers import F32
+from lab import DTYPE_BF16, DTYPE_F16, WARP, Case
 
 from .attention import Shape, arguments, decode_tiles, prefill_tiles, reference, sequences, token_bytes
 
@@ -26,26 +23,37 @@ def stage_bytes(shape):
     return 2 * tokens_at_once(shape.dim) * token_bytes(shape.kind, shape.dim)
 
 
-def prefill(shape, lab):
+def rounded_in(what, case):
+    """Returns the types, other than f32, in which a case writes results. One case of each kernel does."""
+    return [DTYPE_F16, DTYPE_BF16] if what == case else []
+
+
+def prefill(shape, dtypes, lab):
     step = sequences(lab, shape)
     wanted, tiles = reference(shape, step), prefill_tiles(shape, step)
-    out = lab.out(*wanted.shape)
-    lab.launch(f"attention_prefill_{shape.kind}_{shape.dim}", (2 * len(tiles), shape.kv_heads, 1), PREFILL_THREADS,
-               *arguments(shape, step, out, lab.put(tiles)), shared=2 * stage_bytes(shape))
-    lab.close(lab.get(out, wanted.shape, F32), wanted, limit(shape))
+    grid, tiles = (2 * len(tiles), shape.kv_heads, 1), lab.put(tiles)
+
+    def launch(out, dtype):
+        lab.launch(f"attention_prefill_{shape.kind}_{shape.dim}", grid, PREFILL_THREADS, *arguments(shape, step, out, dtype, tiles),
+                   shared=2 * stage_bytes(shape))
+
+    lab.results(wanted, limit(shape), launch, dtypes)
 
 
-def decode(shape, lab):
+def decode(shape, dtypes, lab):
     step = sequences(lab, shape)
     wanted, (whole, parts, partials) = reference(shape, step), decode_tiles(shape, step)
-    out, queries = lab.out(*wanted.shape), min(16, shape.group)
-    partial_results = lab.out(max(partials, 1), shape.kv_heads, queries, shape.dim + 2)
-    stage, of_parts = stage_bytes(shape), lab.put(parts)
-    lab.launch(f"attention_decode_{shape.kind}_{shape.dim}", (len(parts), shape.kv_heads, 1), tokens_at_once(shape.dim) // 16 * WARP,
-               *arguments(shape, step, out, of_parts), partial_results, shared=72 * 1024 // stage * stage)
-    lab.launch("attention_merge", (len(whole), shape.kv_heads, queries), MERGE_THREADS, out, partial_results, lab.put(whole),
-               step.addresses["sinks"], shape.heads, shape.kv_heads, shape.dim)
-    lab.close(lab.get(out, wanted.shape, F32), wanted, limit(shape))
+    queries, stage, of_parts, of_rows = min(16, shape.group), stage_bytes(shape), lab.put(parts), lab.put(whole)
+    grid, threads = (len(parts), shape.kv_heads, 1), tokens_at_once(shape.dim) // 16 * WARP
+
+    def launch(out, dtype):
+        partial_results = lab.out(max(partials, 1), shape.kv_heads, queries, shape.dim + 2)
+        lab.launch(f"attention_decode_{shape.kind}_{shape.dim}", grid, threads, *arguments(shape, step, out, dtype, of_parts),
+                   partial_results, shared=72 * 1024 // stage * stage)
+        lab.launch("attention_merge", (len(whole), shape.kv_heads, queries), MERGE_THREADS, out, partial_results, of_rows,
+                   step.addresses["sinks"], shape.heads, shape.kv_heads, shape.dim, dtype)
+
+    lab.results(wanted, limit(shape), launch, dtypes)
 
 
 def decode_shapes(kind, dim):
@@ -70,7 +78,7 @@ def cases():
         for dim in DIMS:
             name = f"attention_decode_{kind}_{dim}"
             for what, shape, quick in decode_shapes(kind, dim):
-                yield Case(f"{name}, {what}", [name, "attention_merge"], partial(decode, shape), quick)
+                yield Case(f"{name}, {what}", [name, "attention_merge"], partial(decode, shape, rounded_in(what, "3 parts")), quick)
             name = f"attention_prefill_{kind}_{dim}"
             for what, shape, quick in prefill_shapes(kind, dim):
-                yield Case(f"{name}, {what}", [name], partial(prefill, shape), quick)
+                yield Case(f"{name}, {what}", [name], partial(prefill, shape, rounded_in(what, "ALiBi, sinks")), quick)

@@ -219,6 +219,13 @@ class Translator:
         inserted, into = (self.source(operand, parts[-1]) for operand in operands[1:3])
         return self.put(operands[0], f"insert_bits({inserted}, {into}, {int(operands[3])}, {int(operands[4])})", parts[-1])
 
+    def do_prmt(self, parts, operands):
+        a, b = (self.source(operand, "b32") for operand in operands[1:3])
+        selector = int(operands[3], 0)
+        if parts != ["prmt", "b32"] or selector & 0x8888:
+            raise PtxError(f"unknown PTX: {'.'.join(parts)} with {operands[3]}")
+        return self.put(operands[0], f"permute_bytes({a}, {b}, {selector})", "b32")
+
     def do_selp(self, parts, operands):
         kind = parts[-1]
         a, b = (self.source(operand, kind) for operand in operands[1:3])

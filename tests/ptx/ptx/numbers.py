@@ -98,6 +98,14 @@ def insert_bits(inserted, into, position, count):
     return (into & ~mask) | (inserted << dtype(position) & mask)
 
 
+def permute_bytes(a, b, selector):
+    """Returns four bytes of a and b. Digit i of `selector` is the number of byte i: 0 to 3 in a, 4 to 7 in b."""
+    both, result = a.astype(U64) | b.astype(U64) << U64(32), np.zeros_like(a)
+    for i in range(4):
+        result |= (both >> U64(8 * (selector >> 4 * i & 7)) & U64(255)).astype(a.dtype) << a.dtype.type(8 * i)
+    return result
+
+
 def divide(a, b):
     return np.where(b == 0, ~a.dtype.type(0), a // np.maximum(b, 1))
 

@@ -67,7 +67,7 @@ impl Case {
         let qkv: Vec<f32> = rows.iter().flat_map(|&(s, p)| at(s, p)[..shape.row_width()].to_vec()).collect();
         let mut out = poisoned(backend, rows.len() * shape.out_width());
         let sinks = (!sinks.is_empty()).then(|| buf(backend, sinks));
-        backend.attention(&inputs, 0, shape, sinks.as_ref(), &buf(backend, &qkv), &kv, &mut out);
+        backend.attention(&inputs, 0, shape, sinks.as_ref(), &[], &buf(backend, &qkv), &kv, &mut out);
         let expected = rows.iter().flat_map(|&(s, p)| self.reference(p, |i| at(s, i))).collect();
         (out.to_vec(), expected)
     }
@@ -163,7 +163,7 @@ fn attention_refuses_tables_with_blocks_outside_the_pool() {
                 let mut inputs = Inputs::default();
                 backend.upload(&batch, &mut inputs).unwrap();
                 let mut out = poisoned(&backend, shape.out_width());
-                let run = AssertUnwindSafe(|| backend.attention(&inputs, 0, shape, None, &qkv, &kv, &mut out));
+                let run = AssertUnwindSafe(|| backend.attention(&inputs, 0, shape, None, &[], &qkv, &kv, &mut out));
                 catch_unwind(run).map_err(|panic| panic.downcast::<String>().map_or_else(|_| String::new(), |text| *text))
             };
             let name = format!("{} {dtype:?}, window {window:?}", backend.isa().name());

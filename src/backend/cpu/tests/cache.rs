@@ -51,7 +51,7 @@ impl Cached {
         let batch = Batch { tokens: vec![0], positions: vec![position], spans, tables: blocks.to_vec(), ..Default::default() };
         backend.upload(&batch, &mut self.inputs).unwrap();
         let mut out = poisoned(backend, self.shape.q_width());
-        backend.attention(&self.inputs, 0, &self.shape, None, &buf(backend, &qkv[qkv.len() - width..]), &self.kv, &mut out);
+        backend.attention(&self.inputs, 0, &self.shape, None, &[], &buf(backend, &qkv[qkv.len() - width..]), &self.kv, &mut out);
         out.to_vec()
     }
 

@@ -49,7 +49,7 @@ fn norms_are_correct() {
                 let mut out = poisoned(&backend, 3 * width);
                 let (weights, biases) = (buf(&backend, &weight), buf(&backend, &bias));
                 let norm = NormOf { kind, eps: 1e-3, weight: &weights, bias: Some(&biases) };
-                backend.norm(3, width, norm, &buf(&backend, &x), &mut out);
+                backend.norm(3, width, norm, &[], &buf(&backend, &x), &mut out);
                 let expected: Vec<f64> = x
                     .chunks(width)
                     .flat_map(|row| {
@@ -153,7 +153,7 @@ fn fused_operations_have_the_bits_of_their_parts() {
                         backend.matmul(rows, &wide, &down.0, Some(&down.1), &mut expected);
                     }
                     Activation::Gated(glu) => {
-                        backend.gate(rows, width, glu, &wide, &mut narrow);
+                        backend.gate(rows, width, glu, &[], &wide, &mut narrow);
                         backend.matmul(rows, &narrow, &down.0, Some(&down.1), &mut expected);
                     }
                 }
@@ -168,8 +168,8 @@ fn fused_operations_have_the_bits_of_their_parts() {
         let [mut sum, mut of_sum] = [(), ()].map(|()| buf(&backend, &x));
         let [mut out, mut expected] = [(), ()].map(|()| poisoned(&backend, 7 * 50));
         backend.add(7 * 50, 0.3, &mut sum, &y);
-        backend.norm(7, 50, norm, &sum, &mut expected);
-        backend.add_norm(7, 50, 0.3, &y, norm, &mut of_sum, &mut out);
+        backend.norm(7, 50, norm, &[], &sum, &mut expected);
+        backend.add_norm(7, 50, 0.3, &y, norm, &[], &mut of_sum, &mut out);
         assert!(out[..] == expected[..] && of_sum[..] == sum[..], "a fused sum and norm");
     }
 }
@@ -198,13 +198,13 @@ fn activations_gates_and_caps_are_correct() {
             backend.activate(x.len(), act, &mut out);
             assert_near(&format!("{act:?}"), &out, &x.iter().map(|x| exact(*x as f64)).collect::<Vec<_>>(), 2e-6);
             let mut gated = poisoned(&backend, 2 * 37);
-            backend.gate(2, 37, Glu::Of(act), &buf(&backend, &x), &mut gated);
+            backend.gate(2, 37, Glu::Of(act), &[], &buf(&backend, &x), &mut gated);
             let expected: Vec<f64> =
                 (0..74).map(|i| (i / 37 * 74 + i % 37, i)).map(|(at, _)| exact(x[at] as f64) * x[at + 37] as f64).collect();
             assert_near(&format!("gated {act:?}"), &gated, &expected, 2e-6);
         }
         let mut gated = poisoned(&backend, 2 * 37);
-        backend.gate(2, 37, Glu::Clamped { alpha: 1.7, limit: 7.0 }, &buf(&backend, &x), &mut gated);
+        backend.gate(2, 37, Glu::Clamped { alpha: 1.7, limit: 7.0 }, &[], &buf(&backend, &x), &mut gated);
         let clamped = |i: usize| {
             let (gate, up) = ((x[i / 37 * 74 + i % 37] as f64).min(7.0), (x[i / 37 * 74 + i % 37 + 37] as f64).clamp(-7.0, 7.0));
             gate / (1.0 + (-1.7 * gate).exp()) * (up + 1.0)
@@ -227,13 +227,13 @@ fn gates_propagate_nan() {
             let mut x = numbers(2 * WIDTH, 1);
             x[place] = f32::NAN;
             let mut out = poisoned(&backend, WIDTH);
-            backend.gate(1, WIDTH, glu, &buf(&backend, &x), &mut out);
+            backend.gate(1, WIDTH, glu, &[], &buf(&backend, &x), &mut out);
             let bad: Vec<usize> = (0..WIDTH).filter(|i| out[*i].is_nan()).collect();
             assert_eq!(bad, [place % WIDTH], "{} {glu:?}: NaN at {place}", backend.isa().name());
         }
         // The clamp bounds both sides.
         let mut out = poisoned(&backend, 2);
-        backend.gate(1, 2, glu, &buf(&backend, &[f32::INFINITY, 1.0, 1.0, f32::INFINITY]), &mut out);
+        backend.gate(1, 2, glu, &[], &buf(&backend, &[f32::INFINITY, 1.0, 1.0, f32::INFINITY]), &mut out);
         let expected = if glu == clamped {
             [7.0 / (1.0 + (-1.702f32 * 7.0).exp()) * 2.0, 8.0 / (1.0 + (-1.702f32).exp())]
         } else {
