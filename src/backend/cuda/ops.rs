@@ -143,7 +143,7 @@ impl Ops for CudaBackend {
 
     fn matmul(&self, rows: usize, x: &Buf, w: &Matrix, bias: Option<&Buf>, out: &mut Buf) {
         let by_blas = |part: &&Part| rows >= self.min_blas_rows && !matches!(part.stored, Stored::As(Dtype::F32) | Stored::Records(_));
-        if let (Some(blas), Some(part)) = (&self.blas, w.only().filter(by_blas)) {
+        if let (Ok(blas), Some(part)) = (&self.blas, w.only().filter(by_blas)) {
             let product = blas::Product { rows, x: x.address(), w: part, bias: address_of(bias), out: out.address() };
             if blas.multiply(&self.device, product) {
                 return;
