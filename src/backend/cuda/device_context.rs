@@ -44,8 +44,11 @@ unsafe impl Sync for DeviceContext {}
 /// A device whose kernels are loaded.
 pub type Loaded = (Arc<DeviceContext>, Arc<Kernels>);
 
-/// The contexts in use, by device, and by whether they are primary ones.
-static CONTEXTS: Mutex<BTreeMap<(c_int, bool), (Weak<DeviceContext>, Weak<Kernels>)>> = Mutex::new(BTreeMap::new());
+/// Contexts with their kernels, by device, and by whether they are primary ones.
+type Contexts = BTreeMap<(c_int, bool), (Weak<DeviceContext>, Weak<Kernels>)>;
+
+/// The contexts in use.
+static CONTEXTS: Mutex<Contexts> = Mutex::new(BTreeMap::new());
 
 impl DeviceContext {
     /// Returns the context of a device with the kernels for its compute capability. It is created
