@@ -177,8 +177,9 @@
 // and the head are in 8 bits. Activations are as for PLLM_WEIGHTS_INT8.
 #define PLLM_WEIGHTS_INT4 5
 
-// As PLLM_WEIGHTS_INT4, with an offset for each group: a little more precise, for 16 more bits a
-// group.
+// As PLLM_WEIGHTS_INT4, with an offset for each group, for 16 more bits a group. It is the more
+// precise of the two formats. With groups of 64, it has as many bits as PLLM_WEIGHTS_INT4 with
+// groups of 32.
 #define PLLM_WEIGHTS_INT4_ASYMMETRIC 6
 
 // CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding and the

@@ -614,8 +614,9 @@ enum class Weights : uint32_t {
     // 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
     // and the head are in 8 bits. Activations are as for Weights::int8.
     int4 = PLLM_WEIGHTS_INT4,
-    // As Weights::int4, with an offset for each group: a little more precise, for 16 more bits a
-    // group.
+    // As Weights::int4, with an offset for each group, for 16 more bits a group. It is the more
+    // precise of the two formats. With groups of 64, it has as many bits as Weights::int4 with
+    // groups of 32.
     int4_asymmetric = PLLM_WEIGHTS_INT4_ASYMMETRIC,
     // CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding and
     // the head are as stored. Products of many rows multiply by fp8 activations with a scale for

@@ -453,8 +453,9 @@ const (
 	// WeightsInt4: 4-bit integers with a scale for each group of Options.WeightGroup inputs of an
 	// output. The embedding and the head are in 8 bits. Activations are as for WeightsInt8.
 	WeightsInt4 Weights = C.PLLM_WEIGHTS_INT4
-	// WeightsInt4Asymmetric: as WeightsInt4, with an offset for each group: a little more precise,
-	// for 16 more bits a group.
+	// WeightsInt4Asymmetric: as WeightsInt4, with an offset for each group, for 16 more bits a
+	// group. It is the more precise of the two formats. With groups of 64, it has as many bits as
+	// WeightsInt4 with groups of 32.
 	WeightsInt4Asymmetric Weights = C.PLLM_WEIGHTS_INT4_ASYMMETRIC
 	// WeightsFP8: CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The
 	// embedding and the head are as stored. Products of many rows multiply by fp8 activations with

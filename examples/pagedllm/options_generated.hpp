@@ -163,8 +163,8 @@ inline std::vector<Option> engine_options(pagedllm::Options &to) {
             "prompts. An existing file is replaced."),
         choice("--weight-format", weights_choices, to.weight_format,
             "Format of the weights in memory: as-stored, f32, f16, bf16, int8, int4, "
-            "int4-asymmetric, fp8. Fewer bits take less memory and time, and cost quality. "
-            "Default as-stored."),
+            "int4-asymmetric, fp8. Fewer bits take less memory and time, and cost quality. Of "
+            "the 4-bit formats, int4-asymmetric is more precise. Default as-stored."),
         number("--weight-group", "N", to.weight_group,
             "Number of inputs that share a scale in 4-bit formats: 32, 64 or 128. Smaller is "
             "more precise. 0 (default): 32."),

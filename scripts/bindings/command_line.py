@@ -63,7 +63,7 @@ HELPS = {
     "pllm_engine_options.journal_path": "File for a journal, from which pagedllm-replay repeats the steps. It contains prompts. An existing "
     "file is replaced.",
     "pllm_engine_options.weight_format": "Format of the weights in memory: PLLM_WEIGHTS_*. Fewer bits take less memory and time, and cost "
-    "quality. Default as-stored.",
+    "quality. Of the 4-bit formats, int4-asymmetric is more precise. Default as-stored.",
     "pllm_engine_options.packed_path": "Directory that keeps packed weights, so that the next start is faster. Default: weights are packed "
     "each time.",
     "pllm_engine_options.cpus": "CPUs to which the threads are pinned, such as 0-3,8. Default: threads are not pinned.",

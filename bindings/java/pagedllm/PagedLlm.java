@@ -248,7 +248,8 @@ public final class PagedLlm {
          */
         INT4(5),
         /**
-         * As INT4, with an offset for each group: a little more precise, for 16 more bits a group.
+         * As INT4, with an offset for each group, for 16 more bits a group. It is the more precise
+         * of the two formats. With groups of 64, it has as many bits as INT4 with groups of 32.
          */
         INT4_ASYMMETRIC(6),
         /**

@@ -171,7 +171,8 @@ class Weights(enum.IntEnum):
     # 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
     # and the head are in 8 bits. Activations are as for INT8.
     INT4 = 5
-    # As INT4, with an offset for each group: a little more precise, for 16 more bits a group.
+    # As INT4, with an offset for each group, for 16 more bits a group. It is the more precise of
+    # the two formats. With groups of 64, it has as many bits as INT4 with groups of 32.
     INT4_ASYMMETRIC = 6
     # CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding and the
     # head are as stored. Products of many rows multiply by fp8 activations with a scale for each

@@ -55,8 +55,8 @@ pub enum WeightFormat {
     Fp8,
     /// -127 to 127, with a scale per output.
     Int8,
-    /// 4-bit integers, with a scale per group of inputs of an output. With `offsets`, the range
-    /// starts at the smallest weight of the group.
+    /// 4-bit integers, with a scale per group of inputs of an output. With `offsets`, each group also
+    /// has an offset, and both numbers are fitted to its weights.
     Int4 {
         /// Number of weights that share a scale.
         group: usize,

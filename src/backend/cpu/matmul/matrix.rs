@@ -6,7 +6,7 @@
 //! - int8: `[k / 4][32][4]` bytes, where 128 represents 0, and then `[32]` scales in f32.
 //! - int4: for each group, `[k / 8][32][4]` bytes, where 8 represents 0, and then `[32]` scales in
 //!   f16. The low halves of four bytes are four columns, and the high halves the next four.
-//! - int4 with offsets: as int4, but 0 represents the minimum of a group. After its scales, a group
+//! - int4 with offsets: as int4, but 0 represents the offset of a group. After its scales, a group
 //!   has `[32]` offsets in f16.
 //! - Blocks of a file: see `blocks`.
 
@@ -107,7 +107,7 @@ impl Matrix {
     /// The name of the layout above, which is the same on every path. Its version
     /// increases with every change of the layout or of the rounding, because packed weights are
     /// cached on disk.
-    pub const LAYOUT: &str = "cpu panels of 32, 2";
+    pub const LAYOUT: &str = "cpu panels of 32, 3";
 
     pub fn bytes(cols: usize, sections: &[Section]) -> u64 {
         // Loading reports formats that cannot be packed.

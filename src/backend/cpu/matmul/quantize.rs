@@ -12,6 +12,8 @@ pub const INT4_ZERO: u32 = 8;
 const AT_ONCE: usize = 16;
 /// Numbers below are quantized to 0, because the inverse of their scale would overflow.
 const MIN_MAGNITUDE: f32 = 1e-30;
+/// Least-squares fits of an asymmetric int4 grid, one after the other.
+const FITS: usize = 2;
 
 /// Quantizes activations that share a scale to -127..=127, to the nearest. Returns the scale.
 #[inline(always)]
@@ -51,23 +53,28 @@ pub unsafe fn int4<L: Lanes>(x: &[f32], out: &mut [u8]) -> f16 {
     unsafe {
         let (min, max) = ends::<L>(x);
         let furthest = if max > -min { max } else { min };
-        let (even, further) = (f16::from_f32(furthest.abs() / 7.0), f16::from_f32(furthest / -8.0));
-        let scale = if is_nearer::<L>(x, further.to_f32(), even.to_f32()) { further } else { even };
-        to_int4::<L>(x, Steps::new(scale.to_f32(), INT4_ZERO as f32), out);
-        scale
+        let mut best = Nearest::new::<L>(x, Grid::symmetric(f16::from_f32(furthest.abs() / 7.0)));
+        best.compare::<L>(x, Grid::symmetric(f16::from_f32(furthest / -8.0)));
+        to_int4::<L>(x, best.grid, out);
+        best.grid.scale
     }
 }
 
-/// Quantizes a group of weights to 0..=15, where 0 represents the minimum. Returns (scale, offset).
+/// Quantizes a group of weights to 0..=15, where 0 represents the offset. Returns (scale, offset).
+///
+/// Of several grids, it chooses the one with the smallest squared error. The first one spans all
+/// weights. Each of the others is the best one so far after a least-squares fit.
 #[inline(always)]
 pub unsafe fn int4_with_offset<L: Lanes>(x: &[f32], out: &mut [u8]) -> (f16, f16) {
     // SAFETY: the caller upholds this function's contract.
     unsafe {
         let (min, max) = ends::<L>(x);
-        let (scale, offset) = (f16::from_f32((max - min) / 15.0), f16::from_f32(min));
-        let step = scale.to_f32();
-        to_int4::<L>(x, Steps::new(step, if step == 0.0 { 0.0 } else { -offset.to_f32() / step }), out);
-        (scale, offset)
+        let mut best = Nearest::new::<L>(x, Grid::asymmetric((max - min) / 15.0, min));
+        for _ in 0..FITS {
+            best.compare::<L>(x, best.grid.fitted::<L>(x));
+        }
+        to_int4::<L>(x, best.grid, out);
+        (best.grid.scale, best.grid.offset)
     }
 }
 
@@ -110,22 +117,37 @@ fn inverse_of(scale: f32) -> f32 {
     if scale.abs() < MIN_MAGNITUDE { 0.0 } else { 1.0 / scale }
 }
 
-/// A uniform quantization grid of sixteen numbers.
+/// A uniform quantization grid of sixteen numbers: `offset` plus 0 to 15 times `scale`.
 #[derive(Clone, Copy)]
-struct Steps {
-    scale: f32,
+struct Grid {
+    scale: f16,
+    /// Rounded to f16 if the grid is asymmetric. Otherwise `low` is `INT4_ZERO` steps below 0.
+    offset: f16,
+    step: f32,
     inverse: f32,
+    low: f32,
     /// The position of 0 on the grid; it need not be an integer.
     zero: f32,
 }
 
-impl Steps {
+impl Grid {
     #[inline(always)]
-    fn new(scale: f32, zero: f32) -> Steps {
-        Steps { scale, inverse: inverse_of(scale), zero }
+    fn symmetric(scale: f16) -> Grid {
+        let step = scale.to_f32();
+        let zero = INT4_ZERO as f32;
+        Grid { scale, offset: f16::ZERO, step, inverse: inverse_of(step), low: -zero * step, zero }
     }
 
-    /// Returns the nearest grid position of each weight, from 0 to 15, in the low bits.
+    /// Rounds the scale and the offset to f16.
+    #[inline(always)]
+    fn asymmetric(scale: f32, offset: f32) -> Grid {
+        let (scale, offset) = (f16::from_f32(scale), f16::from_f32(offset));
+        let (step, low) = (scale.to_f32(), offset.to_f32());
+        let zero = if step == 0.0 { 0.0 } else { -low / step };
+        Grid { scale, offset, step, inverse: inverse_of(step), low, zero }
+    }
+
+    /// Returns the nearest grid position of each weight, from 0 to 15, plus `ROUNDER`.
     #[inline(always)]
     unsafe fn nearest<L: Lanes>(self, x: L::V) -> L::V {
         // SAFETY: the caller upholds this function's contract.
@@ -135,39 +157,92 @@ impl Steps {
         }
     }
 
-    /// Returns the squared quantization error of each weight.
+    /// Returns the sum of squared quantization errors.
     #[inline(always)]
-    unsafe fn missed<L: Lanes>(self, x: L::V) -> L::V {
-        // SAFETY: the caller upholds this function's contract.
+    unsafe fn error<L: Lanes>(self, x: &[f32]) -> f32 {
+        // SAFETY: the caller upholds this function's contract; chunks hold whole vectors.
         unsafe {
-            let from_zero = L::sub(self.nearest::<L>(x), L::splat(ROUNDER + self.zero));
-            let missed = L::sub(x, L::mul(from_zero, L::splat(self.scale)));
-            L::mul(missed, missed)
+            let mut errors: Wide<L> = [L::splat(0.0); 2];
+            for x in x.as_chunks::<AT_ONCE>().0 {
+                for (i, x) in x.chunks_exact(L::N).enumerate() {
+                    let x = L::load(x.as_ptr());
+                    let position = L::sub(self.nearest::<L>(x), L::splat(ROUNDER));
+                    let missed = L::sub(x, L::add(L::mul(position, L::splat(self.step)), L::splat(self.low)));
+                    errors[i] = L::add(errors[i], L::mul(missed, missed));
+                }
+            }
+            sum_of::<L>(errors)
+        }
+    }
+
+    /// Returns the asymmetric grid that has the smallest sum of squared errors if each weight keeps
+    /// its position.
+    #[inline(always)]
+    unsafe fn fitted<L: Lanes>(self, x: &[f32]) -> Grid {
+        // SAFETY: the caller upholds this function's contract; chunks hold whole vectors.
+        unsafe {
+            let nothing: Wide<L> = [L::splat(0.0); 2];
+            let (mut positions, mut squares, mut weights, mut products) = (nothing, nothing, nothing, nothing);
+            for x in x.as_chunks::<AT_ONCE>().0 {
+                for (i, x) in x.chunks_exact(L::N).enumerate() {
+                    let x = L::load(x.as_ptr());
+                    let position = L::sub(self.nearest::<L>(x), L::splat(ROUNDER));
+                    // Distances from the offset: sums of large weights would be inexact.
+                    let weight = L::sub(x, L::splat(self.low));
+                    positions[i] = L::add(positions[i], position);
+                    squares[i] = L::add(squares[i], L::mul(position, position));
+                    weights[i] = L::add(weights[i], weight);
+                    products[i] = L::add(products[i], L::mul(position, weight));
+                }
+            }
+            let (positions, squares) = (sum_of::<L>(positions), sum_of::<L>(squares));
+            let (weights, products) = (sum_of::<L>(weights), sum_of::<L>(products));
+            let count = x.len() as f32;
+            let variance = count * squares - positions * positions;
+            if variance <= 0.0 {
+                return self; // all weights have the same position
+            }
+            let scale = (count * products - positions * weights) / variance;
+            Grid::asymmetric(scale, self.low + (weights - scale * positions) / count)
         }
     }
 }
 
+/// The grid with the smallest sum of squared errors so far.
+struct Nearest {
+    grid: Grid,
+    error: f32,
+}
+
+impl Nearest {
+    #[inline(always)]
+    unsafe fn new<L: Lanes>(x: &[f32], grid: Grid) -> Nearest {
+        // SAFETY: the caller upholds this function's contract.
+        Nearest { grid, error: unsafe { grid.error::<L>(x) } }
+    }
+
+    /// Keeps the earlier grid if the errors are equal.
+    #[inline(always)]
+    unsafe fn compare<L: Lanes>(&mut self, x: &[f32], grid: Grid) {
+        // SAFETY: the caller upholds this function's contract.
+        let error = unsafe { grid.error::<L>(x) };
+        if error < self.error {
+            *self = Nearest { grid, error };
+        }
+    }
+}
+
+/// Returns the sum of all lanes. The order of additions is the same on every path.
 #[inline(always)]
-unsafe fn to_int4<L: Lanes>(x: &[f32], steps: Steps, out: &mut [u8]) {
+unsafe fn sum_of<L: Lanes>(wide: Wide<L>) -> f32 {
+    // SAFETY: the caller upholds this function's contract.
+    folded!(unsafe { lanes_of::<L>(wide) }, |a, b| a + b)
+}
+
+#[inline(always)]
+unsafe fn to_int4<L: Lanes>(x: &[f32], grid: Grid, out: &mut [u8]) {
     for (x, out) in x.chunks_exact(L::N).zip(out.chunks_exact_mut(L::N)) {
         // SAFETY: the caller upholds this function's contract; chunks hold whole vectors.
-        unsafe { L::store_low_bytes(out.as_mut_ptr(), steps.nearest::<L>(L::load(x.as_ptr()))) };
-    }
-}
-
-/// Returns true if `scale` has a smaller sum of squared errors than `other`.
-#[inline(always)]
-unsafe fn is_nearer<L: Lanes>(x: &[f32], scale: f32, other: f32) -> bool {
-    let (one, other) = (Steps::new(scale, INT4_ZERO as f32), Steps::new(other, INT4_ZERO as f32));
-    // SAFETY: the caller upholds this function's contract; chunks hold whole vectors.
-    unsafe {
-        let mut more: Wide<L> = [L::splat(0.0); 2];
-        for x in x.as_chunks::<AT_ONCE>().0 {
-            for (i, x) in x.chunks_exact(L::N).enumerate() {
-                let x = L::load(x.as_ptr());
-                more[i] = L::add(more[i], L::sub(one.missed::<L>(x), other.missed::<L>(x)));
-            }
-        }
-        folded!(lanes_of::<L>(more), |a, b| a + b) < 0.0
+        unsafe { L::store_low_bytes(out.as_mut_ptr(), grid.nearest::<L>(L::load(x.as_ptr()))) };
     }
 }

@@ -7,6 +7,7 @@ mod cache;
 mod elementwise;
 mod loading;
 mod products;
+mod quantize;
 
 use super::*;
 use crate::backend::e4m3::E4m3;
