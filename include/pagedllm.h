@@ -755,11 +755,10 @@ typedef struct {
   // Length of model_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t model_path_len;
   // Device: "cpu" (default, also NULL), or "cuda:0" (also "cuda") for the first CUDA device.
-  // CUDA needs an NVIDIA driver for CUDA 12.0 or newer (525), compute capability 8.0 or newer, and
-  // weights in f32, f16, bf16 or fp8. Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13
-  // (libcublasLt.so.12): blas_library of pllm_model_info. A list such as "cuda:0,cuda:1" divides
-  // the model among up to 64 devices of one kind, which needs NCCL (libnccl.so.2). Not tested on
-  // GPUs yet.
+  // CUDA needs an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer.
+  // Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12): blas_library of
+  // pllm_model_info. A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of
+  // one kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
   const char *device;
   // Length of device in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t device_len;

@@ -84,8 +84,9 @@ export type Isa =
  *   in bf16.
  * - 'int4': 4-bit integers with a scale for each group of weightGroup inputs of an output. The
  *   embedding and the head are in 8 bits. Activations are as for 'int8'.
- * - 'int4Asymmetric': As 'int4', with an offset for each group: a little more precise, for 16 more
- *   bits a group.
+ * - 'int4Asymmetric': As 'int4', with an offset for each group, for 16 more bits a group. It is the
+ *   more precise of the two formats. With groups of 64, it has as many bits as 'int4' with groups
+ *   of 32.
  * - 'fp8': CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding
  *   and the head are as stored. Products of many rows multiply by fp8 activations with a scale for
  *   each row, if the device supports it. All other products, those of experts and those with
@@ -275,11 +276,10 @@ export interface Options {
   modelPath: string | Uint8Array;
   /**
    * Device: "cpu" (default), or "cuda:0" (also "cuda") for the first CUDA device. CUDA needs an
-   * NVIDIA driver for CUDA 12.0 or newer (525), compute capability 8.0 or newer, and weights in
-   * f32, f16, bf16 or fp8. Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13
-   * (libcublasLt.so.12): blasLibrary of modelInfo(). A list such as "cuda:0,cuda:1" divides the
-   * model among up to 64 devices of one kind, which needs NCCL (libnccl.so.2). Not tested on GPUs
-   * yet.
+   * NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer. Prompts are
+   * faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12): blasLibrary of modelInfo().
+   * A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which
+   * needs NCCL (libnccl.so.2). Not tested on GPUs yet.
    */
   device?: string | Uint8Array;
   /**

@@ -578,11 +578,10 @@ public final class PagedLlm {
         public String modelPath = null;
         /**
          * Device: "cpu" (default), or "cuda:0" (also "cuda") for the first CUDA device. CUDA needs
-         * an NVIDIA driver for CUDA 12.0 or newer (525), compute capability 8.0 or newer, and
-         * weights in f32, f16, bf16 or fp8. Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or
-         * 13 (libcublasLt.so.12): blasLibrary of modelInfo(). A list such as "cuda:0,cuda:1"
-         * divides the model among up to 64 devices of one kind, which needs NCCL (libnccl.so.2).
-         * Not tested on GPUs yet.
+         * an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer.
+         * Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12):
+         * blasLibrary of modelInfo(). A list such as "cuda:0,cuda:1" divides the model among up to
+         * 64 devices of one kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
          */
         public String device = null;
         /**

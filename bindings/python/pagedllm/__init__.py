@@ -2404,11 +2404,10 @@ class Engine:
 
     model_path: Model directory in the layout of Hugging Face.
     device: "cpu" (default, also None), or "cuda:0" (also "cuda") for the first CUDA device. CUDA
-        needs an NVIDIA driver for CUDA 12.0 or newer (525), compute capability 8.0 or newer, and
-        weights in f32, f16, bf16 or fp8. Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13
-        (libcublasLt.so.12): blas_library of ModelInfo. A list such as "cuda:0,cuda:1" divides the
-        model among up to 64 devices of one kind, which needs NCCL (libnccl.so.2). Not tested on
-        GPUs yet.
+        needs an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer.
+        Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12): blas_library
+        of ModelInfo. A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of one
+        kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
     kv_bytes: KV pool size in bytes. 0 (default): enough for max_seqs sequences of max_model_len
         tokens, at most 1 GiB.
     seed: Seed for requests without a seed of their own. Default 0.

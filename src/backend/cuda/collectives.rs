@@ -207,8 +207,8 @@ impl CudaBackend {
     pub fn exchange_with_itself(&self, len: usize, x: &Buf, out: &mut Buf) {
         let Some(exchange) = &self.exchange else { return };
         let (rank, bytes) = (exchange.place.rank(), len * NUMBER);
-        let send = NcclTransfer::Send { to: rank, from: x.address(), bytes };
-        let receive = NcclTransfer::Receive { from: rank, to: out.address(), bytes };
+        let send = NcclTransfer::Send { to: rank, from: self.input(x), bytes };
+        let receive = NcclTransfer::Receive { from: rank, to: out.output(), bytes };
         // SAFETY: both buffers have `len` numbers.
         unsafe { exchange.run(&self.device, [send, receive].into_iter()) };
     }
