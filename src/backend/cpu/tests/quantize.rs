@@ -12,7 +12,7 @@ fn weights(rows: usize) -> Vec<f32> {
     let [a, b, c] = [3, 4, 5].map(|seed| numbers(rows * COLS, seed));
     let weight = |i: usize| {
         let row = i / COLS;
-        let outlier = if i % 97 == 0 { 4.0 } else { 1.0 };
+        let outlier = if i.is_multiple_of(97) { 4.0 } else { 1.0 };
         (outlier * (a[i] + b[i] + c[i]) + 0.1 * (row % 7) as f32) * 0.5f32.powi((row % 5) as i32)
     };
     (0..rows * COLS).map(weight).collect()
