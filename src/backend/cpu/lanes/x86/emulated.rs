@@ -2,6 +2,7 @@
 //!
 //! Functions have the names of the intrinsics that the paths use. Most apply an instruction of AVX2
 //! to both halves. The others are written for single elements, as the manual of the CPU defines them.
+//! No function is inlined: the compiler would take minutes for the kernels.
 
 #![allow(non_camel_case_types, unused_unsafe)] // names of intrinsics; in contrast to them, few functions here are unsafe
 
@@ -24,7 +25,7 @@ type __mmask16 = u16;
 macro_rules! halves {
     ($($name:ident($($x:ident),*) = $half:ident: $v:ident;)*) => {
         $(
-            #[inline]
+            #[inline(never)]
             #[target_feature(enable = "avx2,fma")]
             fn $name($($x: $v),*) -> $v {
                 $v($half($($x.0),*), $half($($x.1),*))
@@ -57,7 +58,7 @@ halves! {
 macro_rules! shifts {
     ($($name:ident = $half:ident;)*) => {
         $(
-            #[inline]
+            #[inline(never)]
             #[target_feature(enable = "avx2")]
             fn $name<const COUNT: i32>(a: __m512i) -> __m512i {
                 __m512i($half::<COUNT>(a.0), $half::<COUNT>(a.1))
@@ -78,7 +79,7 @@ shifts! {
 macro_rules! from_one {
     ($($name:ident($x:ident: $from:ty) -> $v:ident { $low:expr, $high:expr })*) => {
         $(
-            #[inline]
+            #[inline(never)]
             #[target_feature(enable = "avx2,fma,f16c")]
             fn $name($x: $from) -> $v {
                 $v($low, $high)
@@ -101,14 +102,14 @@ from_one! {
     _mm512_cvtepi8_epi32(v: __m128i) -> __m512i { _mm256_cvtepi8_epi32(v), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(v)) }
 }
 
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "avx2")]
 unsafe fn _mm512_loadu_ps(p: *const f32) -> __m512 {
     // SAFETY: the caller guarantees 16 numbers at `p`.
     unsafe { __m512(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
 }
 
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "avx2")]
 unsafe fn _mm512_storeu_ps(p: *mut f32, v: __m512) {
     // SAFETY: the caller guarantees space for 16 numbers at `p`.
@@ -118,7 +119,7 @@ unsafe fn _mm512_storeu_ps(p: *mut f32, v: __m512) {
     }
 }
 
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "avx2")]
 unsafe fn _mm512_loadu_si512(p: *const __m512i) -> __m512i {
     // SAFETY: the caller guarantees 64 bytes at `p`.
@@ -126,7 +127,7 @@ unsafe fn _mm512_loadu_si512(p: *const __m512i) -> __m512i {
 }
 
 /// Stores the words whose bit in `mask` is set.
-#[inline]
+#[inline(never)]
 unsafe fn _mm512_mask_storeu_epi32(p: *mut i32, mask: __mmask16, v: __m512i) {
     for (word, x) in words(v).into_iter().enumerate().filter(|(word, _)| mask >> word & 1 == 1) {
         // SAFETY: the caller guarantees space for the words of the mask.
@@ -135,7 +136,7 @@ unsafe fn _mm512_mask_storeu_epi32(p: *mut i32, mask: __mmask16, v: __m512i) {
 }
 
 /// Selects two 128-bit quarters of `a`, and then two of `b`, by two bits of the constant each.
-#[inline]
+#[inline(never)]
 fn _mm512_shuffle_i32x4<const SELECTED: i32>(a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: both types are 64 bytes of integers.
     let (a, b) = unsafe { (transmute::<__m512i, [[i32; 4]; 4]>(a), transmute::<__m512i, [[i32; 4]; 4]>(b)) };
@@ -144,21 +145,21 @@ fn _mm512_shuffle_i32x4<const SELECTED: i32>(a: __m512i, b: __m512i) -> __m512i 
     unsafe { transmute::<[[i32; 4]; 4], __m512i>([a[quarter(0)], a[quarter(1)], b[quarter(2)], b[quarter(3)]]) }
 }
 
-#[inline]
+#[inline(never)]
 fn words(v: __m512i) -> [i32; 16] {
     // SAFETY: both types are 64 bytes of integers.
     unsafe { transmute::<__m512i, [i32; 16]>(v) }
 }
 
 /// The low byte of each word.
-#[inline]
+#[inline(never)]
 fn _mm512_cvtepi32_epi8(v: __m512i) -> __m128i {
     // SAFETY: both types are 16 bytes of integers.
     unsafe { transmute::<[u8; 16], __m128i>(words(v).map(|word| word as u8)) }
 }
 
 /// sum + the products of each word's four bytes; `a` is unsigned, `b` signed.
-#[inline]
+#[inline(never)]
 fn dot_bytes<const WORDS: usize>(sum: [i32; WORDS], a: [[u8; 4]; WORDS], b: [[i8; 4]; WORDS]) -> [i32; WORDS] {
     std::array::from_fn(|word| (0..4).fold(sum[word], |sum, byte| sum.wrapping_add(a[word][byte] as i32 * b[word][byte] as i32)))
 }
@@ -167,7 +168,7 @@ fn dot_bytes<const WORDS: usize>(sum: [i32; WORDS], a: [[u8; 4]; WORDS], b: [[i8
 macro_rules! byte_dots {
     ($($name:ident: $v:ty, $words:literal;)*) => {
         $(
-            #[inline]
+            #[inline(never)]
             fn $name(sum: $v, a: $v, b: $v) -> $v {
                 // SAFETY: all types are integers of the same size.
                 unsafe {
@@ -185,24 +186,24 @@ byte_dots! {
 }
 
 /// Rounds to the nearest bf16, ties to even. As the instruction does, it takes denormal numbers as 0.
-#[inline]
+#[inline(never)]
 fn rounded(x: f32) -> u16 {
     half::bf16::from_f32(if x.is_subnormal() { 0.0f32.copysign(x) } else { x }).to_bits()
 }
 
-#[inline]
+#[inline(never)]
 fn numbers(v: __m512) -> [f32; 16] {
     // SAFETY: both types are 64 bytes of numbers.
     unsafe { transmute::<__m512, [f32; 16]>(v) }
 }
 
-#[inline]
+#[inline(never)]
 fn _mm512_cvtneps_pbh(v: __m512) -> __m256bh {
     numbers(v).map(rounded)
 }
 
 /// The elements of `low`, and then those of `high`.
-#[inline]
+#[inline(never)]
 fn _mm512_cvtne2ps_pbh(high: __m512, low: __m512) -> __m512bh {
     let all = [numbers(low), numbers(high)];
     let element = |at: usize| rounded(all[at / 16][at % 16]);
@@ -211,7 +212,7 @@ fn _mm512_cvtne2ps_pbh(high: __m512, low: __m512) -> __m512bh {
 
 /// Adds the products of each pair to a number: first those of the second elements. Denormal numbers
 /// are 0.
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "avx2,fma")]
 fn _mm512_dpbf16_ps(sum: __m512, a: __m512bh, b: __m512bh) -> __m512 {
     let flushed = |x: f32| if x.is_subnormal() { 0.0 } else { x };
