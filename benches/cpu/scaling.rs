@@ -15,7 +15,7 @@ pub fn bench(mut options: Options) -> Result<()> {
     let all = options.threads;
     for cell in options.cells() {
         let mut of_one = Report::default();
-        for threads in (0..).map(|power| 1 << power).take_while(|&threads| threads <= all) {
+        for threads in (0..).map(|power| 1 << power).take_while(|&threads| threads < all).chain([all]) {
             options.threads = threads;
             let mut report = Report::default();
             measure(&cell, &options, &mut report)?;

@@ -68,7 +68,8 @@ print([f for p in nvidia.__path__ for f in glob.glob(p + "/*/lib/" + sys.argv[1]
     [ -z "$file" ] || ln -s "$file" "$work/lib/$1"
 }
 
-tar -C "$built" -xJf "$target/built.tar.xz" || { echo "$target/built.tar.xz is missing; run build.sh on a machine with Rust" >&2; exit 1; }
+[ -f "$target/built.tar.xz" ] || { echo "$target/built.tar.xz is missing; run build.sh on a machine with Rust" >&2; exit 1; }
+tar -C "$built" -xJf "$target/built.tar.xz" || { echo "$target/built.tar.xz cannot be unpacked to $built" >&2; exit 1; }
 cp "$built/commit" "$lines/"
 for wheel in "$built"/wheels/*.whl; do [ ! -f "$wheel" ] || python3 -m zipfile -e "$wheel" "$work/python"; done
 export PAGEDLLM_CUDA_DEVICE=0 PYTHONPATH=$built:$work/python PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1

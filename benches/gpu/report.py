@@ -54,9 +54,18 @@ def main(script, lines_dir, results_dir):
 def read(file):
     for line in file.read_text(errors="replace").splitlines():
         if line.startswith("{"):
-            yield json.loads(line)
+            yield parsed(line, file.stem)
         elif found := TEST.match(line):
             yield {"part": file.stem, "case": found[1], "ok": found[2] == "ok"}
+
+
+def parsed(line, part):
+    """Returns a line of JSON. One that is damaged, such as the last one of a part that exceeded its limit, is an error of the part."""
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError:
+        found = None
+    return found if isinstance(found, dict) and "part" in found else {"part": part, "error": f"a damaged line: {line[:80]}"}
 
 
 def about(lines_dir):
@@ -105,9 +114,11 @@ def row_of(line, peer):
 
 def goal(row, shape):
     """Returns the goal and whether it is met."""
+    if row.part == "decode attention" and row.peer == "FlashInfer":
+        return "as fast as FlashInfer", row.ratio >= 1
     if row.part == "decode attention" and row.share and shape["bytes"] >= FULL_LOAD:
         return "90 % of the limit", row.share >= 0.9
-    if row.part == "decode" and row.share and shape["batch"] <= 64 and row.case.endswith("default"):
+    if row.part == "decode" and row.share and shape["batch"] <= 128 and row.case.endswith("default"):
         return "1.15 times the limit", row.share >= 1 / 1.15
     if row.part == "prefill attention" and row.peer == "torch":
         return "as fast as torch", row.ratio >= 1

@@ -5,7 +5,7 @@
 
 # Slow tools run the faster tests of most families of kernels.
 SOME=(attention_on_tensor_cores attention_over_latents embeddings_equal strips_and_selected_rows copied_and_swapped_blocks products_in_fp8
-    gated_mlps norms_equal placeholders_are_replaced other_batches_are_padded sampling_equals_the_sampler_of_the_host)
+    products_with_integers gated_mlps norms_equal placeholders_are_replaced other_batches_are_padded sampling_equals_the_sampler_of_the_host)
 
 sanitized() { # TOOL SECONDS PROGRAM [TESTS]
     local name=$1-$3

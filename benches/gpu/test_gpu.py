@@ -118,7 +118,11 @@ class Machine(unittest.TestCase):
         self.assertRegex(log, "== thresholds: .*/gpu thresholds --models=.* --small\n")
 
     def test_sanitizers_run_side_by_side_and_their_reports_are_kept(self):
-        self.program(self.path / "compute-sanitizer", 'sleep 1; echo "report of $2"; shift 6; "$@"')
+        # Each waits until all five run.
+        running = self.folder / "running"
+        running.mkdir()
+        waits = f'touch {running}/$$; for i in $(seq 200); do [ $(ls {running} | wc -l) = 5 ] && break; sleep 0.1; done; [ $(ls {running} | wc -l) = 5 ] || exit 3'
+        self.program(self.path / "compute-sanitizer", waits + '; echo "report of $2"; shift 6; "$@"')
         status, results, log = self.run_script("sanitizers")
         parts = ["initcheck-cuda", "memcheck-cuda", "memcheck-cuda_blocks", "racecheck-cuda", "synccheck-cuda"]
         self.assertEqual((status, self.verdicts(results, "ok")), (0, dict.fromkeys(parts, True)))
@@ -206,10 +210,16 @@ class Report(unittest.TestCase):
             case("decode attention", "met", 90.0, {"bytes": 256 << 20}), case("decode attention", "missed", 89.0, {"bytes": 256 << 20}),
             case("decode attention", "too few bytes", 10.0, {"bytes": 255 << 20}), case("decode", "batch 64, default", 114.0, {"batch": 64}),
             case("decode", "batch 64, batch_invariant", 300.0, {"batch": 64}), case("decode", "batch 128, default", 300.0, {"batch": 128}),
+            case("decode", "batch 256, default", 300.0, {"batch": 256}),
         ]  # fmt: skip
         _, results, text = self.run_report(own="\n".join(lines))
-        self.assertEqual([row["met"] for row in results["rows"]], [True, False, None, True, None, None])
-        self.assertIn("goals met: 2 of 3; failures: 0", text)
+        self.assertEqual([row["met"] for row in results["rows"]], [True, False, None, True, None, False, None])
+        self.assertIn("goals met: 2 of 4; failures: 0", text)
+
+    def test_a_damaged_line_is_an_error_of_its_part(self):
+        status, results, text = self.run_report(own='{"part": "draws", "case": "gre\n{"no": "part"}\n')
+        self.assertEqual((status, len(results["verdicts"])), (1, 2))
+        self.assertIn("own: 0 passed, 2 failed", text)
 
     def test_tests_and_errors_are_verdicts_and_other_output_is_ignored(self):
         status, results, text = self.run_report(

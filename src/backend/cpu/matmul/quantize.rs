@@ -71,7 +71,9 @@ pub unsafe fn int4_with_offset<L: Lanes>(x: &[f32], out: &mut [u8]) -> (f16, f16
         let (min, max) = ends::<L>(x);
         let mut best = Nearest::new::<L>(x, Grid::asymmetric((max - min) / 15.0, min));
         for _ in 0..FITS {
-            best.compare::<L>(x, best.grid.fitted::<L>(x));
+            if !best.compare::<L>(x, best.grid.fitted::<L>(x)) {
+                break; // the next fit would be the same
+            }
         }
         to_int4::<L>(x, best.grid, out);
         (best.grid.scale, best.grid.offset)
@@ -221,14 +223,16 @@ impl Nearest {
         Nearest { grid, error: unsafe { grid.error::<L>(x) } }
     }
 
-    /// Keeps the earlier grid if the errors are equal.
+    /// Keeps the earlier grid if the errors are equal. Returns true if the new one is nearer.
     #[inline(always)]
-    unsafe fn compare<L: Lanes>(&mut self, x: &[f32], grid: Grid) {
+    unsafe fn compare<L: Lanes>(&mut self, x: &[f32], grid: Grid) -> bool {
         // SAFETY: the caller upholds this function's contract.
         let error = unsafe { grid.error::<L>(x) };
-        if error < self.error {
+        let is_nearer = error < self.error;
+        if is_nearer {
             *self = Nearest { grid, error };
         }
+        is_nearer
     }
 }
 
