@@ -169,17 +169,16 @@
 // bfloat16.
 #define PLLM_WEIGHTS_BF16 3
 
-// 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit activations, which
-// have a scale for every 128 values of a row; on CUDA devices by activations in bf16.
+// 8-bit integers with a scale for each output. The CPU multiplies them by 8-bit activations, which
+// have a scale for every 128 values of a row. CUDA devices multiply them by activations in bf16.
 #define PLLM_WEIGHTS_INT8 4
 
 // 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
 // and the head are in 8 bits. Activations are as for PLLM_WEIGHTS_INT8.
 #define PLLM_WEIGHTS_INT4 5
 
-// As PLLM_WEIGHTS_INT4, with an offset for each group, for 16 more bits a group. It is the more
-// precise of the two formats. With groups of 64, it has as many bits as PLLM_WEIGHTS_INT4 with
-// groups of 32.
+// As PLLM_WEIGHTS_INT4, with an offset for each group, for 16 more bits a group. With groups of the
+// same size, it is the more precise of the two formats.
 #define PLLM_WEIGHTS_INT4_ASYMMETRIC 6
 
 // CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding and the
@@ -756,9 +755,10 @@ typedef struct {
   uint64_t model_path_len;
   // Device: "cpu" (default, also NULL), or "cuda:0" (also "cuda") for the first CUDA device.
   // CUDA needs an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer.
-  // Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12): blas_library of
-  // pllm_model_info. A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of
-  // one kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
+  // Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12 or .13), which
+  // blas_library of pllm_model_info reports. A list such as "cuda:0,cuda:1" divides the model
+  // among up to 64 devices of one kind, which needs NCCL (libnccl.so.2). Lists have not been tested
+  // on GPUs yet.
   const char *device;
   // Length of device in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t device_len;

@@ -608,15 +608,15 @@ enum class Weights : uint32_t {
     f16 = PLLM_WEIGHTS_F16,
     // bfloat16.
     bf16 = PLLM_WEIGHTS_BF16,
-    // 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit activations,
-    // which have a scale for every 128 values of a row; on CUDA devices by activations in bf16.
+    // 8-bit integers with a scale for each output. The CPU multiplies them by 8-bit activations,
+    // which have a scale for every 128 values of a row. CUDA devices multiply them by activations
+    // in bf16.
     int8 = PLLM_WEIGHTS_INT8,
     // 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
     // and the head are in 8 bits. Activations are as for Weights::int8.
     int4 = PLLM_WEIGHTS_INT4,
-    // As Weights::int4, with an offset for each group, for 16 more bits a group. It is the more
-    // precise of the two formats. With groups of 64, it has as many bits as Weights::int4 with
-    // groups of 32.
+    // As Weights::int4, with an offset for each group, for 16 more bits a group. With groups of the
+    // same size, it is the more precise of the two formats.
     int4_asymmetric = PLLM_WEIGHTS_INT4_ASYMMETRIC,
     // CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding and
     // the head are as stored. Products of many rows multiply by fp8 activations with a scale for
@@ -679,9 +679,10 @@ struct Options {
     std::string model_path = {};
     // Device: "cpu" (default, also empty), or "cuda:0" (also "cuda") for the first CUDA device.
     // CUDA needs an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer.
-    // Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12): blas_library
-    // of ModelInfo. A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of one
-    // kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
+    // Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12 or .13), which
+    // blas_library of ModelInfo reports. A list such as "cuda:0,cuda:1" divides the model among up
+    // to 64 devices of one kind, which needs NCCL (libnccl.so.2). Lists have not been tested on
+    // GPUs yet.
     std::string device = {};
     // KV pool size in bytes. 0 (default): enough for max_seqs sequences of max_model_len tokens, at
     // most 1 GiB.

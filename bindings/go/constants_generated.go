@@ -446,16 +446,15 @@ const (
 	WeightsF16 Weights = C.PLLM_WEIGHTS_F16
 	// WeightsBF16: bfloat16.
 	WeightsBF16 Weights = C.PLLM_WEIGHTS_BF16
-	// WeightsInt8: 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit
-	// activations, which have a scale for every 128 values of a row; on CUDA devices by activations
-	// in bf16.
+	// WeightsInt8: 8-bit integers with a scale for each output. The CPU multiplies them by 8-bit
+	// activations, which have a scale for every 128 values of a row. CUDA devices multiply them by
+	// activations in bf16.
 	WeightsInt8 Weights = C.PLLM_WEIGHTS_INT8
 	// WeightsInt4: 4-bit integers with a scale for each group of Options.WeightGroup inputs of an
 	// output. The embedding and the head are in 8 bits. Activations are as for WeightsInt8.
 	WeightsInt4 Weights = C.PLLM_WEIGHTS_INT4
 	// WeightsInt4Asymmetric: as WeightsInt4, with an offset for each group, for 16 more bits a
-	// group. It is the more precise of the two formats. With groups of 64, it has as many bits as
-	// WeightsInt4 with groups of 32.
+	// group. With groups of the same size, it is the more precise of the two formats.
 	WeightsInt4Asymmetric Weights = C.PLLM_WEIGHTS_INT4_ASYMMETRIC
 	// WeightsFP8: CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The
 	// embedding and the head are as stored. Products of many rows multiply by fp8 activations with

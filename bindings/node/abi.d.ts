@@ -79,14 +79,13 @@ export type Isa =
  * - 'f32': 32-bit floating point.
  * - 'f16': 16-bit floating point.
  * - 'bf16': bfloat16.
- * - 'int8': 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit
- *   activations, which have a scale for every 128 values of a row; on CUDA devices by activations
- *   in bf16.
+ * - 'int8': 8-bit integers with a scale for each output. The CPU multiplies them by 8-bit
+ *   activations, which have a scale for every 128 values of a row. CUDA devices multiply them by
+ *   activations in bf16.
  * - 'int4': 4-bit integers with a scale for each group of weightGroup inputs of an output. The
  *   embedding and the head are in 8 bits. Activations are as for 'int8'.
- * - 'int4Asymmetric': As 'int4', with an offset for each group, for 16 more bits a group. It is the
- *   more precise of the two formats. With groups of 64, it has as many bits as 'int4' with groups
- *   of 32.
+ * - 'int4Asymmetric': As 'int4', with an offset for each group, for 16 more bits a group. With
+ *   groups of the same size, it is the more precise of the two formats.
  * - 'fp8': CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding
  *   and the head are as stored. Products of many rows multiply by fp8 activations with a scale for
  *   each row, if the device supports it. All other products, those of experts and those with
@@ -277,9 +276,9 @@ export interface Options {
   /**
    * Device: "cpu" (default), or "cuda:0" (also "cuda") for the first CUDA device. CUDA needs an
    * NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer. Prompts are
-   * faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12): blasLibrary of modelInfo().
-   * A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which
-   * needs NCCL (libnccl.so.2). Not tested on GPUs yet.
+   * faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12 or .13), which blasLibrary of
+   * modelInfo() reports. A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of
+   * one kind, which needs NCCL (libnccl.so.2). Lists have not been tested on GPUs yet.
    */
   device?: string | Uint8Array;
   /**

@@ -155,8 +155,6 @@ fn products_of_many_rows_have_the_numbers_of_the_blocks() {
     }
 }
 
-/// Queries and keys in one type, values in another one, and floats. The second section begins at an
-/// odd output.
 /// Rows that only products with blocks read are stored in bf16, which changes no bits.
 #[test]
 fn rounded_rows_have_the_products_of_rows_in_f32() {
@@ -181,6 +179,8 @@ fn rounded_rows_have_the_products_of_rows_in_f32() {
     }
 }
 
+/// Queries and keys in one type, values in another one, and floats. The second section begins at an
+/// odd output.
 #[test]
 fn sections_of_a_matrix_have_their_own_types() {
     let (backend, cols) = (cuda::backend(), 512);

@@ -141,7 +141,7 @@ struct Driver {
 #else
     int version = 13000;
 #endif
-    int devices = 1, multiprocessors = 132, capability[2] = {9, 0};
+    int devices = 1, capability[2] = {9, 0};
     size_t memory_total = size_t(1) << 30, memory_used_by_others = 0;
     std::map<void *, std::shared_ptr<Object>> objects;
     std::map<CUdeviceptr, Allocation> allocations;
@@ -552,7 +552,7 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
         case 1: return set_output(value, int(shim::MAX_THREADS));        // MAX_THREADS_PER_BLOCK
         case 8: return set_output(value, int(DEFAULT_SHARED));           // MAX_SHARED_MEMORY_PER_BLOCK
         case 10: return set_output(value, 32);                           // WARP_SIZE
-        case 16: return set_output(value, driver.multiprocessors);        // MULTIPROCESSOR_COUNT
+        case 16: return set_output(value, 132);                          // MULTIPROCESSOR_COUNT
         case 19: return set_output(value, 1);                            // CAN_MAP_HOST_MEMORY
         case 36: return set_output(value, 3201000);                      // MEMORY_CLOCK_RATE, in kHz
         case 37: return set_output(value, 6144);                         // GLOBAL_MEMORY_BUS_WIDTH, in bits
@@ -982,10 +982,6 @@ API void shim_capability(int major, int minor) {
         driver.capability[0] = major;
         driver.capability[1] = minor;
     });
-}
-
-API void shim_multiprocessors(int count) {
-    locked([&] { driver.multiprocessors = count; });
 }
 
 // Sets the memory of each device, and the part that other processes use.

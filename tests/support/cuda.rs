@@ -147,12 +147,6 @@ impl Shim {
         self.call(c"shim_capability", |call: unsafe extern "C" fn(c_int, c_int)| unsafe { call(major, minor) });
     }
 
-    /// Sets the number of multiprocessors of devices that are opened from now on.
-    pub fn pretend_multiprocessors(&self, count: i32) {
-        // SAFETY: as above.
-        self.call(c"shim_multiprocessors", |call: unsafe extern "C" fn(c_int)| unsafe { call(count) });
-    }
-
     /// Returns whether this is the replacement driver.
     pub fn pretends(&self) -> bool {
         self.0.is_some()
@@ -259,11 +253,10 @@ pub fn invariant() -> &'static CudaBackend {
 }
 
 /// Opens a separate batch-invariant backend, whose products of records use the largest tiles for any
-/// matrix: it has one multiprocessor. Other tests may open a backend with it at the same time.
+/// matrix, as on a device with one multiprocessor.
 pub fn open_small() -> CudaBackend {
-    shim().pretend_multiprocessors(1);
-    let backend = open(true);
-    shim().pretend_multiprocessors(132);
+    let mut backend = open(true);
+    backend.assume_multiprocessors(1);
     backend
 }
 

@@ -238,8 +238,9 @@ public final class PagedLlm {
         /** bfloat16. */
         BF16(3),
         /**
-         * 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit activations,
-         * which have a scale for every 128 values of a row; on CUDA devices by activations in bf16.
+         * 8-bit integers with a scale for each output. The CPU multiplies them by 8-bit
+         * activations, which have a scale for every 128 values of a row. CUDA devices multiply them
+         * by activations in bf16.
          */
         INT8(4),
         /**
@@ -248,8 +249,8 @@ public final class PagedLlm {
          */
         INT4(5),
         /**
-         * As INT4, with an offset for each group, for 16 more bits a group. It is the more precise
-         * of the two formats. With groups of 64, it has as many bits as INT4 with groups of 32.
+         * As INT4, with an offset for each group, for 16 more bits a group. With groups of the same
+         * size, it is the more precise of the two formats.
          */
         INT4_ASYMMETRIC(6),
         /**
@@ -579,9 +580,10 @@ public final class PagedLlm {
         /**
          * Device: "cpu" (default), or "cuda:0" (also "cuda") for the first CUDA device. CUDA needs
          * an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer.
-         * Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12):
-         * blasLibrary of modelInfo(). A list such as "cuda:0,cuda:1" divides the model among up to
-         * 64 devices of one kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
+         * Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12 or .13),
+         * which blasLibrary of modelInfo() reports. A list such as "cuda:0,cuda:1" divides the
+         * model among up to 64 devices of one kind, which needs NCCL (libnccl.so.2). Lists have not
+         * been tested on GPUs yet.
          */
         public String device = null;
         /**

@@ -165,14 +165,15 @@ class Weights(enum.IntEnum):
     F32 = 1  # 32-bit floating point.
     F16 = 2  # 16-bit floating point.
     BF16 = 3  # bfloat16.
-    # 8-bit integers with a scale for each output. On the CPU multiplied by 8-bit activations, which
-    # have a scale for every 128 values of a row; on CUDA devices by activations in bf16.
+    # 8-bit integers with a scale for each output. The CPU multiplies them by 8-bit activations,
+    # which have a scale for every 128 values of a row. CUDA devices multiply them by activations in
+    # bf16.
     INT8 = 4
     # 4-bit integers with a scale for each group of weight_group inputs of an output. The embedding
     # and the head are in 8 bits. Activations are as for INT8.
     INT4 = 5
-    # As INT4, with an offset for each group, for 16 more bits a group. It is the more precise of
-    # the two formats. With groups of 64, it has as many bits as INT4 with groups of 32.
+    # As INT4, with an offset for each group, for 16 more bits a group. With groups of the same
+    # size, it is the more precise of the two formats.
     INT4_ASYMMETRIC = 6
     # CUDA only: 8-bit floating point (OCP E4M3) with a scale for each output. The embedding and the
     # head are as stored. Products of many rows multiply by fp8 activations with a scale for each
@@ -2405,9 +2406,10 @@ class Engine:
     model_path: Model directory in the layout of Hugging Face.
     device: "cpu" (default, also None), or "cuda:0" (also "cuda") for the first CUDA device. CUDA
         needs an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer.
-        Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12): blas_library
-        of ModelInfo. A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of one
-        kind, which needs NCCL (libnccl.so.2). Not tested on GPUs yet.
+        Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12 or .13), which
+        blas_library of ModelInfo reports. A list such as "cuda:0,cuda:1" divides the model among up
+        to 64 devices of one kind, which needs NCCL (libnccl.so.2). Lists have not been tested on
+        GPUs yet.
     kv_bytes: KV pool size in bytes. 0 (default): enough for max_seqs sequences of max_model_len
         tokens, at most 1 GiB.
     seed: Seed for requests without a seed of their own. Default 0.

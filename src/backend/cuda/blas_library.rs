@@ -105,6 +105,9 @@ pub struct Operands {
     pub stream: *mut c_void,
 }
 
+/// Version 12.0.0, as the library reports it.
+const MIN_VERSION: usize = 120_000;
+
 impl BlasLibrary {
     /// Loads the library, which stays loaded. `driver` is the version of the driver. The error says
     /// where it was searched.
@@ -124,7 +127,7 @@ impl BlasLibrary {
         let mut failure = None;
         // Names first: they find a library that the process has loaded already.
         for path in by_name.chain(in_folders.filter(|path| path.is_file())) {
-            match BlasLibrary::open(&path) {
+            match BlasLibrary::open(&path, driver) {
                 Ok(library) => return Ok(library),
                 Err(error) if path.is_absolute() => failure = failure.or(Some(format!("{}: {error}", path.display()))),
                 Err(_) => {}
@@ -136,14 +139,18 @@ impl BlasLibrary {
         Err(format!("{failure}; {remedy}"))
     }
 
-    fn open(path: &Path) -> std::result::Result<BlasLibrary, String> {
+    fn open(path: &Path, driver: c_int) -> std::result::Result<BlasLibrary, String> {
         // SAFETY: loading the library runs only its initializers, for which it is designed.
         let library = unsafe { Library::new(path) };
         let library: &'static Library = Box::leak(Box::new(library.map_err(describe)?));
         let get_version: unsafe extern "C" fn() -> usize = function(library, "cublasLtGetVersion")?;
+        // SAFETY: the function has no arguments.
+        let version = unsafe { get_version() };
+        if !(MIN_VERSION..=driver.unsigned_abs() as usize / 1000 * 10_000 + 9_999).contains(&version) {
+            return Err(format!("version {version} does not work with a driver for CUDA {}", driver / 1000));
+        }
         Ok(BlasLibrary {
-            // SAFETY: the function has no arguments.
-            version: unsafe { get_version() },
+            version,
             path: path_of(get_version as *const c_void).unwrap_or_else(|| path.to_path_buf()),
             create: function(library, "cublasLtCreate")?,
             destroy: function(library, "cublasLtDestroy")?,

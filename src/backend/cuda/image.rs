@@ -32,13 +32,16 @@ struct Image {
     compressed: &'static [u8],
 }
 
+/// Compute capabilities of Tegra, which machine code for other GPUs does not support.
+const TEGRA: [(u32, u32); 2] = [(8, 7), (10, 1)];
+
 impl Image {
     /// Returns whether a GPU of this compute capability can run it.
     fn runs_on(&self, capability: (u32, u32)) -> bool {
         let own = (self.major, self.minor);
         match self.kind {
             Kind::Machine if self.only_this => capability == own,
-            Kind::Machine => capability.0 == own.0 && capability.1 >= own.1,
+            Kind::Machine => capability.0 == own.0 && capability.1 >= own.1 && !TEGRA.contains(&capability),
             Kind::Ptx => capability >= own,
         }
     }
@@ -100,7 +103,6 @@ mod tests {
         for own in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
             assert_eq!(selected(own), Some((Kind::Machine, own.0, own.1)));
         }
-        assert_eq!(selected((8, 7)), Some((Kind::Machine, 8, 6)));
         assert_eq!(selected((10, 3)), Some((Kind::Machine, 10, 0)));
         assert_eq!(selected((12, 1)), Some((Kind::Machine, 12, 0)));
     }
@@ -108,7 +110,7 @@ mod tests {
     #[test]
     fn other_gpus_get_ptx_or_nothing() {
         let images = images();
-        for capability in [(9, 1), (11, 0), (13, 0)] {
+        for capability in [(8, 7), (9, 1), (10, 1), (11, 0), (13, 0)] {
             assert!(select(&images, capability).is_some_and(|image| image.kind == Kind::Ptx), "{capability:?}");
         }
         assert!(select(&images, (7, 5)).is_none());

@@ -125,6 +125,11 @@ impl CudaBackend {
         self.min_blas_rows = rows;
     }
 
+    /// Selects tiles as for a device with this many multiprocessors. Only tests call it.
+    pub fn assume_multiprocessors(&mut self, count: u32) {
+        self.device.multiprocessors = count;
+    }
+
     /// Stores all activations in f32. Only tests and benchmarks call it: results have the same bits.
     pub fn keep_f32(&mut self) {
         self.keeps_f32 = true;
