@@ -1,4 +1,4 @@
-// All kernels, compiled together.
+// All kernels, compiled into one fatbin.
 #include "attention.cu"
 #include "attention_hopper.cu"
 #include "attention_plain.cu"

@@ -4,9 +4,20 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-pub use super::address::Address;
-use super::context::Context;
-use super::errors::Called;
+use super::context::{Called, Context};
+
+/// An address on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Address(pub u64);
+
+impl Address {
+    pub const NULL: Address = Address(0);
+
+    pub fn at(self, bytes: u64) -> Address {
+        Address(self.0 + bytes)
+    }
+}
 
 /// Device memory.
 pub struct Memory {
