@@ -186,16 +186,16 @@ __device__ __forceinline__ void multiply_records(const Product<code> &p, RecordF
 }
 
 // As MATMUL in matmul.cu. `bytes` and `flags` are the form of the records.
-#define MATMUL_RECORDS(name, BITS, GROUP, Tile)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(Tile::THREADS) matmul_##name(                                                             \
-        float *out, const void *x, const code *w, const float *bias, const code *const *ws,  const float *const *biases,                   \
-        const u32 *starts, u32 rows, u32 outs, u32 cols, u32 stride, u32 bytes, u32 flags, u32 rounded) {                                  \
-        Product<code> all = {out, {x, rounded}, w, bias, rows, outs, cols, div_ceil(cols, RECORD) * bytes, stride};                                   \
-        if (starts) wait_for_previous_kernel();                                                                                            \
-        Product<code> own = product_of_block(all, ws, biases, starts);                                                                     \
-        TilePosition tile = tile_of_block<Tile>(own.rows);                                                                                 \
-        if (tile.valid) multiply_records<Tile, BITS, GROUP>(own, form_of<BITS>(bytes, flags), tile);                                       \
-        else wait_for_previous_kernel();                                                                                                   \
+#define MATMUL_RECORDS(name, BITS, GROUP, Tile)                                                                         \
+    extern "C" __global__ void __launch_bounds__(Tile::THREADS) matmul_##name(                                          \
+        float *out, const void *x, const code *w, const float *bias, const code *const *ws, const float *const *biases, \
+        const u32 *starts, u32 rows, u32 outs, u32 cols, u32 stride, u32 bytes, u32 flags, u32 rounded) {               \
+        Product<code> all = {out, {x, rounded}, w, bias, rows, outs, cols, div_ceil(cols, RECORD) * bytes, stride};     \
+        if (starts) wait_for_previous_kernel();                                                                         \
+        Product<code> own = product_of_block(all, ws, biases, starts);                                                  \
+        TilePosition tile = tile_of_block<Tile>(own.rows);                                                              \
+        if (tile.valid) multiply_records<Tile, BITS, GROUP>(own, form_of<BITS>(bytes, flags), tile);                    \
+        else wait_for_previous_kernel();                                                                                \
     }
 
 MATMUL_RECORDS(codes4_by32_16, 4, 32, RecordTile16)

@@ -9,9 +9,9 @@ use super::{Act, AttentionShape, BackendTypes, ExpertOf, Glu, Heads, MatrixOf, M
 /// No operation returns an error: `Alloc::read` reports errors of the device.
 ///
 /// Some operations have a parameter `readers`: the matrices of all products that read their output.
-/// An empty list states that other operations read it too. If only products read the output, directly or after
-/// `gather_routes`, a backend may store it as these products round it. Results do not depend on
-/// `readers`.
+/// An empty list states that other operations read it too. If only products read the output,
+/// directly or after `gather_routes`, a backend may store it as these products round it. Results do
+/// not depend on `readers`.
 pub trait Ops: BackendTypes {
     /// `out[r] = table[tokens[r] - first] * scale`. `table` is `[tokens, width]` and begins with
     /// token `first`, `out` is `[rows, width]`. Tokens that are not in the table give 0.

@@ -175,7 +175,7 @@ impl<L, N, V> Attention<L, N, V> {
         }
     }
 
-    /// Returns the products that read the input, in any number of times.
+    /// Returns the products that read the input, each at least once.
     pub fn input_readers(&self) -> [&L; 2] {
         match self {
             Attention::Heads(HeadAttention { qkv, .. }) => [qkv, qkv],
@@ -222,7 +222,7 @@ pub enum Mlp<L = Linear, V = Vector> {
 }
 
 impl<L, V> Mlp<L, V> {
-    /// Returns the products that read the input, in any number of times. All experts are alike, so
+    /// Returns the products that read the input, each at least once. All experts are alike, so
     /// only the first one is among them.
     pub fn input_readers(&self) -> [&L; 4] {
         match self {

@@ -58,9 +58,9 @@ impl CudaBackend {
                 continue;
             }
             let (function, shape) = self.device.kernels.products.select(part.stored, part.rows, counts, self.device.multiprocessors);
-            match part.stored {
-                Stored::Records(records) => {
-                    let (bytes, flags) = (records.bytes() as u32, records.flags());
+            // Only products with records take their form.
+            macro_rules! multiply {
+                ($($form:expr),*) => {
                     launch!(
                         self.device,
                         function,
@@ -76,30 +76,14 @@ impl CudaBackend {
                         outs,
                         cols,
                         stride,
-                        bytes,
-                        flags,
-                        rounded
-                    );
-                }
-                _ => {
-                    launch!(
-                        self.device,
-                        function,
-                        shape,
-                        out,
-                        x,
-                        address,
-                        bias,
-                        matrices,
-                        biases,
-                        starts,
-                        rows,
-                        outs,
-                        cols,
-                        stride,
+                        $($form,)*
                         rounded
                     )
-                }
+                };
+            }
+            match part.stored {
+                Stored::Records(records) => multiply!(records.bytes() as u32, records.flags()),
+                _ => multiply!(),
             }
         }
     }

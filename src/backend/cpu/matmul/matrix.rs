@@ -431,7 +431,7 @@ impl Convert<'_> {
                     store_int4::<L, N>(out, n, &numbers, offsets);
                 }
                 // The scales and offsets of a group are in f16.
-                if !f16::from_f32(2.0 * greatest_magnitude(&numbers)).is_finite() {
+                if !quantize::fits_int4(&numbers) {
                     *refused = n.min(*refused);
                 }
             }
@@ -536,12 +536,7 @@ fn store_int8(panel: &mut [u8], n: usize, k: usize, x: &[f32]) {
 unsafe fn store_int4<L: Lanes, const N: usize>(out: &mut [u8], n: usize, x: &[f32; N], offsets: bool) {
     let mut halves = [0u8; N];
     // SAFETY: the caller guarantees the CPU features of `L`.
-    let (scale, offset) = unsafe {
-        match offsets {
-            true => quantize::int4_with_offset::<L>(x, &mut halves),
-            false => (quantize::int4::<L>(x, &mut halves), f16::ZERO),
-        }
-    };
+    let (scale, offset) = unsafe { quantize::int4::<L>(x, offsets, &mut halves) };
     for (halves, step) in halves.as_chunks().0.iter().zip(out.as_chunks_mut::<STEP_BYTES>().0) {
         // Low halves: four columns. High halves: the next four.
         let eight = u64::from_le_bytes(*halves);

@@ -41,14 +41,28 @@ pub fn int8(x: &[f32], scale: f32, out: &mut [u8]) {
     }
 }
 
-/// Quantizes a group of weights to 0..=15, with `INT4_ZERO` as 0. Of two scales, it chooses the one
-/// with the smaller squared error: one maps the greatest magnitude to 7 steps, the other to 8 steps
-/// on the negative side.
+/// Returns false if scales and offsets in f16 cannot represent a group of weights.
+#[inline(always)]
+pub fn fits_int4(x: &[f32]) -> bool {
+    f16::from_f32(2.0 * greatest_magnitude(x)).is_finite()
+}
+
+/// Quantizes a group of weights to 0..=15. Returns (scale, offset). Without offsets, `INT4_ZERO`
+/// represents 0, and the offset is 0.
 ///
 /// # Safety
 /// As for `Lanes`. The same applies to all functions below.
 #[inline(always)]
-pub unsafe fn int4<L: Lanes>(x: &[f32], out: &mut [u8]) -> f16 {
+pub unsafe fn int4<L: Lanes>(x: &[f32], offsets: bool, out: &mut [u8]) -> (f16, f16) {
+    // SAFETY: the caller upholds this function's contract.
+    unsafe { if offsets { int4_with_offset::<L>(x, out) } else { (int4_around_zero::<L>(x, out), f16::ZERO) } }
+}
+
+/// Quantizes a group of weights to 0..=15, with `INT4_ZERO` as 0. Of two scales, it chooses the one
+/// with the smaller squared error: one maps the greatest magnitude to 7 steps, the other to 8 steps
+/// on the negative side.
+#[inline(always)]
+unsafe fn int4_around_zero<L: Lanes>(x: &[f32], out: &mut [u8]) -> f16 {
     // SAFETY: the caller upholds this function's contract.
     unsafe {
         let (min, max) = ends::<L>(x);
@@ -65,7 +79,7 @@ pub unsafe fn int4<L: Lanes>(x: &[f32], out: &mut [u8]) -> f16 {
 /// Of several grids, it chooses the one with the smallest squared error. The first one spans all
 /// weights. Each of the others is the best one so far after a least-squares fit.
 #[inline(always)]
-pub unsafe fn int4_with_offset<L: Lanes>(x: &[f32], out: &mut [u8]) -> (f16, f16) {
+unsafe fn int4_with_offset<L: Lanes>(x: &[f32], out: &mut [u8]) -> (f16, f16) {
     // SAFETY: the caller upholds this function's contract.
     unsafe {
         let (min, max) = ends::<L>(x);

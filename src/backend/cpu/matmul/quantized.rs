@@ -32,7 +32,7 @@ impl Int4Row {
         self.scales.clear();
         // SAFETY: the CPU has the features of the detected path.
         unsafe { Isa::detect().run(Quantize { row, group, offsets, to: self }) };
-        row.chunks_exact(group).all(|numbers| f16::from_f32(2.0 * greatest_magnitude(numbers)).is_finite())
+        row.chunks_exact(group).all(quantize::fits_int4)
     }
 }
 
@@ -49,13 +49,7 @@ impl Kernel for Quantize<'_> {
         let Quantize { row, group, offsets, to } = self;
         for (numbers, codes) in row.chunks_exact(group).zip(to.codes.chunks_exact_mut(group)) {
             // SAFETY: the caller guarantees the CPU features of `L`.
-            let scales = unsafe {
-                match offsets {
-                    true => quantize::int4_with_offset::<L>(numbers, codes),
-                    false => (quantize::int4::<L>(numbers, codes), f16::ZERO),
-                }
-            };
-            to.scales.push(scales);
+            to.scales.push(unsafe { quantize::int4::<L>(numbers, offsets, codes) });
         }
     }
 }
