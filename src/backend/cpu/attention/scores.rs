@@ -85,7 +85,7 @@ impl<E: Cached> Attend<'_, E> {
             let mut query = 0;
             // SAFETY: query + R <= queries, and the tokens are in the span.
             unsafe {
-                if const { L::ATTENTION_TILES } {
+                if const { L::ATTENTION_QUERIES >= R } {
                     while query + R <= queries && tokens == R {
                         self.score_tile_of_rows::<L, R, R>(span, token, query);
                         query += R;
@@ -152,7 +152,7 @@ impl<E: Cached> Attend<'_, E> {
         let mut query = 0;
         macro_rules! tiles_of {
             ($rows:literal) => {
-                while queries - query >= $rows {
+                while const { L::ATTENTION_QUERIES >= $rows } && queries - query >= $rows {
                     // SAFETY: query + $rows <= queries. The caller guarantees the tokens.
                     unsafe {
                         match query {
@@ -164,12 +164,10 @@ impl<E: Cached> Attend<'_, E> {
                 }
             };
         }
-        if const { L::ATTENTION_TILES } {
-            tiles_of!(8);
-            tiles_of!(4);
-            tiles_of!(3);
-            tiles_of!(2);
-        }
+        tiles_of!(8);
+        tiles_of!(4);
+        tiles_of!(3);
+        tiles_of!(2);
         tiles_of!(1);
     }
 

@@ -30,17 +30,20 @@ impl<E: Cached> Attend<'_, E> {
     pub(super) fn accumulate<L: Lanes>(&mut self, span: &Span<E>) {
         let (queries, mut query) = (self.queries(), 0);
         while query < queries {
-            let tile = if const { L::ATTENTION_TILES } { (queries - query).min(MAX_TILE) } else { 1 };
+            let tile = (queries - query).min(MAX_TILE).min(L::ATTENTION_QUERIES);
             let shared = self.shared_tokens(span, query, tile);
             for part in [Part::Before, Part::Shared, Part::After] {
                 if part == Part::Shared {
-                    if const { L::ATTENTION_TILES } {
+                    // Constants, so that rustc generates no code for tiles that the path lacks.
+                    if const { L::ATTENTION_QUERIES >= MAX_TILE } {
                         match tile {
                             4 => self.add_values::<L, 4, true>(span, query, shared),
                             3 => self.add_values::<L, 3, true>(span, query, shared),
-                            2 => self.add_values::<L, 2, true>(span, query, shared),
                             _ => {}
                         }
+                    }
+                    if const { L::ATTENTION_QUERIES > 1 } && tile == 2 {
+                        self.add_values::<L, 2, true>(span, query, shared);
                     }
                     continue;
                 }

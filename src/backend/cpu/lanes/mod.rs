@@ -21,10 +21,13 @@ use crate::backend::e4m3::E4m3;
 #[allow(clippy::missing_safety_doc)] // one contract for all: the CPU has the features, and pointers are valid for N elements
 pub trait Lanes: Copy + 'static {
     const N: usize;
-    /// True if attention has code for tiles of several queries. On x86-64 the portable path has
-    /// none: its multiplications are calls, which tiles do not speed up, and such tiles were a
-    /// quarter of all machine code of kernels.
-    const ATTENTION_TILES: bool = true;
+    /// Maximum number of queries of a tile of attention: a tile is code of its own. On x86-64 the
+    /// portable path has 1: its multiplications are calls, which tiles do not speed up, and such
+    /// tiles were a quarter of all machine code of kernels.
+    const ATTENTION_QUERIES: usize = 8;
+    /// True if products have the narrow tiles of paths with 8 lanes. If each operation is a call,
+    /// wide tiles would take the compiler minutes.
+    const NARROW_TILES: bool = Self::N < 16;
     type V: Copy;
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;

@@ -42,9 +42,9 @@ impl Isa {
         self.is_present() || (cfg!(all(test, target_arch = "x86_64")) && Isa::Avx2.is_present())
     }
 
-    /// Returns true if vectors have 512 bits.
-    pub(in super::super) fn is_512(self) -> bool {
-        matches!(self, Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16)
+    /// Returns true if products have wide tiles: vectors have 512 bits, and the path is not emulated.
+    pub(in super::super) fn has_wide_tiles(self) -> bool {
+        matches!(self, Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16) && self.is_present()
     }
 
     /// # Safety
@@ -110,17 +110,28 @@ unsafe fn run_avx2<K: Kernel>(kernel: K) {
     unsafe { kernel.run::<x86::Avx2>() }
 }
 
+/// # Safety
+/// AVX2 is present, and the kernel's pointers are valid as the kernel documents.
 #[cfg(all(test, target_arch = "x86_64"))]
-#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn run_emulated<K: Kernel>(isa: Isa, kernel: K) {
-    // SAFETY: this function enables all CPU features of the emulated lane types.
+    use x86::emulated;
+    // SAFETY: the caller upholds the contract of these functions.
     unsafe {
         match isa {
-            Isa::Avx512Bf16 if K::PAIRS => kernel.run::<x86::emulated::Avx512Bf16>(),
-            Isa::Avx512Bf16 | Isa::Avx512Vnni if K::BYTES => kernel.run::<x86::emulated::Avx512Vnni>(),
-            Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 => kernel.run::<x86::emulated::Avx512>(),
-            Isa::AvxVnni if K::BYTES => kernel.run::<x86::emulated::AvxVnni>(),
-            _ => kernel.run::<x86::Avx2>(),
+            Isa::Avx512Bf16 if K::PAIRS => run_on_avx2::<emulated::Avx512Bf16, K>(kernel),
+            Isa::Avx512Bf16 | Isa::Avx512Vnni if K::BYTES => run_on_avx2::<emulated::Avx512Vnni, K>(kernel),
+            Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 => run_on_avx2::<emulated::Avx512, K>(kernel),
+            Isa::AvxVnni if K::BYTES => run_on_avx2::<emulated::AvxVnni, K>(kernel),
+            _ => run_avx2(kernel),
         }
     }
+}
+
+/// Runs a kernel on emulated lanes. Together in one function, they would take the compiler minutes.
+#[cfg(all(test, target_arch = "x86_64"))]
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn run_on_avx2<L: super::Lanes, K: Kernel>(kernel: K) {
+    // SAFETY: this function enables all CPU features of the emulated lane types.
+    unsafe { kernel.run::<L>() }
 }

@@ -14,7 +14,7 @@ fn each(f: impl Fn(usize) -> f32) -> [f32; 8] {
 
 impl Lanes for Portable {
     const N: usize = 8;
-    const ATTENTION_TILES: bool = !cfg!(target_arch = "x86_64");
+    const ATTENTION_QUERIES: usize = if cfg!(target_arch = "x86_64") { 1 } else { 8 };
     type V = [f32; 8];
     #[inline(always)]
     unsafe fn splat(x: f32) -> [f32; 8] {

@@ -4,6 +4,9 @@ use std::arch::x86_64::*;
 
 use super::Lanes;
 
+/// False: operations are instructions.
+const EMULATED: bool = false;
+
 macro_rules! lanes {
     ($name:ident, $n:literal, $v:ty, $set1:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, $div:ident,
      $max:ident, $min:ident, $fma:ident, words: $words:tt, dot: $dot:tt, bf16: |$p:ident| $bf16:expr, f16: |$q:ident| $f16:expr, i8: |$r:ident| $i8:expr,
@@ -15,6 +18,8 @@ macro_rules! lanes {
         #[allow(clippy::undocumented_unsafe_blocks)]
         impl Lanes for $name {
             const N: usize = $n;
+            const ATTENTION_QUERIES: usize = if EMULATED { 2 } else { 8 };
+            const NARROW_TILES: bool = EMULATED || $n < 16;
             type V = $v;
             #[inline(always)]
             unsafe fn splat(x: f32) -> $v {

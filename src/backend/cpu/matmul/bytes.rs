@@ -185,7 +185,7 @@ impl<W: Whole> Tiled for Bytes<'_, W> {
                         *dots = [L::splat_word(*corrections.add(r)); C];
                     }
                 }
-                if W::HIGH > 0 {
+                if const { W::HIGH > 0 } {
                     dots_with_high_bits::<L, W, R, C>(weights, x, &mut dots);
                 } else {
                     dots_of::<L, W, R, C>(weights, x, words, &mut dots);
@@ -324,8 +324,7 @@ unsafe fn dots_with_high_bits<L: Lanes, W: Whole, const R: usize, const C: usize
     x: *const u32,
     dots: &mut [[L::I; C]; R],
 ) {
-    let words = if W::BITS == 5 { 8 } else { 4 };
-    // SAFETY: the caller guarantees that `weights` and `x` are valid for `words` words.
+    // SAFETY: the caller guarantees that `weights` and `x` are valid for the words of a group.
     unsafe {
         let mut high = [L::splat_word(0); C];
         for (c, high) in high.iter_mut().enumerate() {
@@ -336,7 +335,7 @@ unsafe fn dots_with_high_bits<L: Lanes, W: Whole, const R: usize, const C: usize
         // Unrolled, so that shifts are by constants.
         macro_rules! each_word {
             ($($word:literal)*) => {
-                $(if $word < words {
+                $(if const { $word < if W::BITS == 5 { 8 } else { 4 } } {
                     let step = weights.add((1 + $word / 2) * STEP_BYTES);
                     let mut column = [L::splat_word(0); C];
                     for (c, column) in column.iter_mut().enumerate() {

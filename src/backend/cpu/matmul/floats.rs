@@ -155,7 +155,7 @@ impl Kernel for Pairs<'_> {
     unsafe fn run<L: Lanes>(self) {
         // Only the path with pairs receives such rows. For the other paths, the body is not
         // compiled.
-        if L::PAIRS {
+        if const { L::PAIRS } {
             // SAFETY: the arguments and panels are those of this kernel, and their contract is that
             // of `run`.
             unsafe { each_tile::<L, _>(&self, &self.args, &self.panels) };

@@ -267,7 +267,8 @@ trait Tiled {
 }
 
 /// Evaluates an expression for each of a tile's sums, fully unrolled. The compiler would turn a
-/// loop over the sums into a memcpy, which forces them into memory.
+/// loop over the sums into a memcpy, which forces them into memory. The conditions are constants, so
+/// that rustc generates no code for other tiles.
 macro_rules! for_sums {
     ($rows:ident, $columns:ident, |$r:ident, $c:ident| $each:expr) => {{
         const { assert!($rows <= 12 && $columns <= 4, "the tile has more sums than accumulators") };
@@ -275,7 +276,7 @@ macro_rules! for_sums {
     }};
     ($rows:ident, $columns:ident, $r:ident, $c:ident, $each:expr, $($row:literal)*) => {
         {
-            $(if $row < $rows {
+            $(if const { $row < $rows } {
                 let $r = $row;
                 for_sums!($columns, $c, $each, 0 1 2 3);
             })*
@@ -283,7 +284,7 @@ macro_rules! for_sums {
     };
     ($columns:ident, $c:ident, $each:expr, $($column:literal)*) => {
         {
-            $(if $column < $columns {
+            $(if const { $column < $columns } {
                 let $c = $column;
                 $each;
             })*
@@ -385,10 +386,12 @@ unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, args: &Args, panels: &Range<
                 for (tile, kept) in (first_tile..first_tile + tiles_at_once).zip(&mut places) {
                     let rows = tiles.rows(tile);
                     // Constants, so that rustc generates no code for the tiles of other paths.
-                    if const { L::N == 16 && T::MAX_ROWS == FLOAT_ROWS } {
+                    if const { !L::NARROW_TILES && T::MAX_ROWS == FLOAT_ROWS } {
                         tile_of!(rows, panel, stretch, kept, 2: 1 2 3 4 5 6 7 8 9 10 11 12)
-                    } else if const { L::N == 16 } {
+                    } else if const { !L::NARROW_TILES } {
                         tile_of!(rows, panel, stretch, kept, 2: 1 2 3 4 5 6)
+                    } else if const { L::N == 16 } {
+                        tile_of!(rows, panel, stretch, kept, 2: 1 2 3)
                     } else {
                         tile_of!(rows, panel, stretch, kept, 4: 1 2 3)
                     }

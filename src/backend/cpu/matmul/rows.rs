@@ -41,7 +41,7 @@ pub struct Tiles {
 impl Tiles {
     pub fn for_rows(isa: Isa, format: RowFormat, rows: usize) -> Tiles {
         let max_rows = match format {
-            _ if !isa.is_512() => NARROW_ROWS,
+            _ if !isa.has_wide_tiles() => NARROW_ROWS,
             RowFormat::Bytes { .. } => BYTE_ROWS,
             _ => FLOAT_ROWS,
         };

@@ -11,6 +11,9 @@ use std::mem::transmute;
 
 use super::Lanes;
 
+/// True: operations are calls.
+const EMULATED: bool = true;
+
 #[derive(Clone, Copy)]
 pub struct __m512(__m256, __m256);
 #[derive(Clone, Copy)]
