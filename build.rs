@@ -4,19 +4,31 @@
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
-/// nvcc targets of release builds: machine code for Ampere, Ada and Hopper, and PTX that drivers
-/// compile for later architectures.
-const TARGETS: [&str; 5] = [
-    "arch=compute_80,code=sm_80",
-    "arch=compute_86,code=sm_86",
-    "arch=compute_89,code=sm_89",
-    "arch=compute_90a,code=sm_90a",
-    "arch=compute_80,code=compute_80",
+/// One compilation of the kernels to PTX, and its uses in release builds.
+struct Family {
+    /// Virtual architecture.
+    compute: &'static str,
+    /// The PTX version that is declared: the lowest one that has the architectures. nvcc declares its
+    /// own version, which older drivers and other versions of ptxas reject. ptxas checks that no
+    /// instruction needs a later one.
+    ptx_version: &'static str,
+    /// Architectures for which ptxas makes machine code. Code for 8.9 also runs on later GPUs of the
+    /// same major number. Code for 9.0a runs on 9.0 only.
+    machine: &'static [&'static str],
+}
+
+/// Machine code for Ampere, Ada, Hopper and Blackwell. Hopper has instructions of its own.
+const FAMILIES: [Family; 3] = [
+    Family { compute: "80", ptx_version: "8.0", machine: &["80", "86", "89"] },
+    Family { compute: "90a", ptx_version: "8.0", machine: &["90a"] },
+    Family { compute: "100", ptx_version: "8.7", machine: &BLACKWELL },
 ];
 
-/// nvcc target of other builds, which are made often: PTX that the driver compiles at load time.
-const TARGETS_OF_TESTS: [&str; 1] = ["arch=compute_80,code=compute_80"];
+/// The family whose PTX is in the library too. Drivers compile it for later architectures. Other
+/// builds than releases have nothing else, because they are made often.
+const FALLBACK: &str = "80";
 
 /// Path of the nvcc that `make cuda-toolkit` installs. That target also touches this file, because
 /// cargo does not rerun the script when a missing file appears.
@@ -41,24 +53,130 @@ fn main() {
 /// other versions of nvcc may spill where the version of CI does not.
 const DENY_SPILLS: &str = "PAGEDLLM_DENY_SPILLS";
 
-/// Compiles kernels/all.cu to `$OUT_DIR/kernels.fatbin`. Without nvcc the file is empty, and
-/// opening a CUDA device fails with an error.
+const BLACKWELL: [&str; 2] = ["100", "120"];
+
+/// Kernels that spill 8 to 76 bytes on Blackwell with ptxas 12.9. With more registers for each thread,
+/// a multiprocessor would have one block less, which costs more than so few bytes.
+const SPILLS_ON_BLACKWELL: [&str; 4] = ["attention_prefill_bf16_112", "few_rows_fp8_16", "few_rows_gated_fp8_16", "matmul_codes5_by32_16"];
+
+/// Compiles kernels/all.cu to images, which `$OUT_DIR/kernels.rs` lists. Without nvcc the list is
+/// empty, and opening a CUDA device fails with an error.
 fn compile_kernels() {
     println!("cargo:rerun-if-changed=kernels");
     ["NVCC", "CUDA_HOME", DENY_SPILLS].iter().for_each(|variable| println!("cargo:rerun-if-env-changed={variable}"));
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.fatbin");
-    let Some(nvcc) = nvcc() else { return std::fs::write(out, []).expect("OUT_DIR can be written") };
-    let mut command = Command::new(&nvcc);
-    command.args(["-fatbin", "-std=c++17", "-O3", "--threads", "0", "-Xfatbin", "-compress-all", "kernels/all.cu", "-o"]).arg(&out);
-    if env::var_os(DENY_SPILLS).is_some() {
-        command.args(["-Xptxas", "-warn-spills", "-Xptxas", "-Werror"]);
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let release = env::var("PROFILE").as_deref() == Ok("release");
+    let (mut images, mut min_driver) = (Vec::new(), 12);
+    if let Some(nvcc) = nvcc() {
+        let toolkit = Toolkit { ptxas: ptxas(&nvcc), nvcc, release, out: out.clone() };
+        let families = FAMILIES.iter().filter(|family| release || family.compute == FALLBACK);
+        let made = thread::scope(|scope| {
+            let threads: Vec<_> = families.map(|family| scope.spawn(|| toolkit.compile(family))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("the kernels are compiled")).collect::<Vec<_>>()
+        });
+        images.extend(made.into_iter().flatten());
+        min_driver = if release { toolkit.major_version().max(min_driver) } else { min_driver };
     }
-    let targets = if env::var("PROFILE").as_deref() == Ok("release") { &TARGETS[..] } else { &TARGETS_OF_TESTS };
-    command.args(targets.iter().flat_map(|target| ["-gencode", target]));
+    let list = format!(
+        "/// The version of the oldest driver that loads the kernels.\n\
+         pub const MIN_DRIVER: std::ffi::c_int = {min_driver}_000;\n\
+         static IMAGES: &[Image] = &[\n{}];\n",
+        images.concat()
+    );
+    std::fs::write(out.join("kernels.rs"), list).expect("OUT_DIR can be written");
+}
+
+/// The compiler, and what it makes.
+struct Toolkit {
+    nvcc: PathBuf,
+    ptxas: PathBuf,
+    /// True if it makes machine code too.
+    release: bool,
+    out: PathBuf,
+}
+
+impl Toolkit {
+    /// Compiles the kernels for a family. Returns the entries of its images in the list.
+    fn compile(&self, family: &Family) -> Vec<String> {
+        let Family { compute, ptx_version, machine } = family;
+        let ptx = self.out.join(format!("compute_{compute}.ptx"));
+        let target = format!("-arch=compute_{compute}");
+        run(Command::new(&self.nvcc).args(["-ptx", "-std=c++17", "-O3", &target, "kernels/all.cu", "-o"]).arg(&ptx));
+        let text = std::fs::read_to_string(&ptx).expect("nvcc writes PTX");
+        let declares = |line: &str| if line.starts_with(".version ") { format!(".version {ptx_version}\n") } else { format!("{line}\n") };
+        std::fs::write(&ptx, text.lines().map(declares).collect::<String>()).expect("OUT_DIR can be written");
+        let machine = if self.release { machine } else { &[][..] };
+        let assembled = thread::scope(|scope| {
+            let threads: Vec<_> = machine.iter().map(|&arch| scope.spawn(|| self.assemble(&ptx, arch))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("the PTX is assembled")).collect::<Vec<_>>()
+        });
+        let mut images: Vec<_> = assembled.iter().zip(machine).map(|(path, arch)| self.image(path, "Machine", arch)).collect();
+        if *compute == FALLBACK {
+            images.push(self.image(&ptx, "Ptx", compute));
+        }
+        images
+    }
+
+    /// Makes machine code.
+    fn assemble(&self, ptx: &Path, arch: &str) -> PathBuf {
+        let path = self.out.join(format!("sm_{arch}.cubin"));
+        let mut command = Command::new(&self.ptxas);
+        command.args(["-O3", &format!("-arch=sm_{arch}")]).arg(ptx).arg("-o").arg(&path);
+        let output = command.arg("-warn-spills").output();
+        let Ok(output) = output else { panic!("{command:?}: {output:?}") };
+        let messages = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?}: {messages}. The kernels need ptxas 12.8 or later");
+        if env::var_os(DENY_SPILLS).is_some() {
+            let spill = messages.lines().find(|line| line.contains("spill") && !may_spill(line, arch));
+            assert!(spill.is_none(), "sm_{arch}: {}; change the kernel or its launch bounds", spill.unwrap_or_default());
+        }
+        path
+    }
+
+    /// Compresses an image. Returns its entry in the list.
+    fn image(&self, path: &Path, kind: &str, arch: &str) -> String {
+        let bytes = std::fs::read(path).expect("the image was just written");
+        let compressed = path.with_extension("deflated");
+        let level = if self.release { 9 } else { 1 };
+        std::fs::write(&compressed, miniz_oxide::deflate::compress_to_vec(&bytes, level)).expect("OUT_DIR can be written");
+        let digits = arch.trim_end_matches('a');
+        let (major, minor) = digits.split_at(digits.len() - 1);
+        format!(
+            "    Image {{ kind: Kind::{kind}, major: {major}, minor: {minor}, only_this: {}, bytes: {}, compressed: include_bytes!({compressed:?}) }},\n",
+            digits != arch,
+            bytes.len()
+        )
+    }
+
+    /// Returns the major version of CUDA whose drivers load the machine code.
+    fn major_version(&self) -> u32 {
+        let output = Command::new(&self.ptxas).arg("--version").output();
+        let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        let release = text.split_once("release ").and_then(|(_, version)| version.split('.').next());
+        let major = release.and_then(|major| major.parse().ok());
+        major.unwrap_or_else(|| panic!("{} --version reports no version: {text}", self.ptxas.display()))
+    }
+}
+
+/// Returns whether a message of ptxas is about spills that are accepted.
+fn may_spill(message: &str, arch: &str) -> bool {
+    BLACKWELL.contains(&arch) && SPILLS_ON_BLACKWELL.iter().any(|kernel| message.contains(&format!("'{kernel}'")))
+}
+
+fn run(command: &mut Command) {
     match command.status() {
         Ok(status) if status.success() => {}
-        result => panic!("{} did not compile kernels/all.cu: {result:?}. Without CUDA: NVCC= cargo build", nvcc.display()),
+        result => panic!(
+            "{command:?} failed: {result:?}. The kernels need CUDA 12.8 or later, whose nvcc `make cuda-toolkit` installs. Without CUDA: NVCC= cargo build"
+        ),
     }
+}
+
+/// Returns the ptxas beside nvcc, or else the one on the path.
+fn ptxas(nvcc: &Path) -> PathBuf {
+    let beside = |nvcc: PathBuf| nvcc.with_file_name("ptxas");
+    let places = [Some(beside(nvcc.to_path_buf())), nvcc.canonicalize().ok().map(beside)];
+    places.into_iter().flatten().find(|ptxas| ptxas.is_file()).unwrap_or_else(|| PathBuf::from("ptxas"))
 }
 
 /// Returns the nvcc to use: `$NVCC`, then `$CUDA_HOME/bin/nvcc`, then nvcc on the path, then

@@ -754,9 +754,11 @@ typedef struct {
   // Length of model_path in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t model_path_len;
   // Device: "cpu" (default, also NULL), or "cuda:0" (also "cuda") for the first CUDA device.
-  // CUDA needs an NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list such as
-  // "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which needs NCCL
-  // (libnccl.so.2). Lists have not been tested on GPUs yet.
+  // CUDA needs an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer.
+  // Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12 or .13), which
+  // blas_library of pllm_model_info reports. A list such as "cuda:0,cuda:1" divides the model
+  // among up to 64 devices of one kind, which needs NCCL (libnccl.so.2). Lists have not been tested
+  // on GPUs yet.
   const char *device;
   // Length of device in bytes, or PLLM_NUL_TERMINATED (default).
   uint64_t device_len;
@@ -999,6 +1001,12 @@ typedef struct {
   const char *packed_reason;
   // Length of packed_reason in bytes.
   uint64_t packed_reason_len;
+  // On a CUDA device: the library that computes products of many rows, such as
+  // "cuBLASLt 12.9.1 (/usr/lib/libcublasLt.so.12)". If none does, "own kernels: " and the reason;
+  // prompts then take longer. Empty on the CPU.
+  const char *blas_library;
+  // Length of blas_library in bytes.
+  uint64_t blas_library_len;
 } pllm_model_info;
 
 // A value that is added to the logit of a token.

@@ -1,4 +1,4 @@
-// All kernels, compiled into one fatbin.
+// All kernels, compiled together.
 #include "attention.cu"
 #include "attention_hopper.cu"
 #include "attention_plain.cu"

@@ -53,6 +53,7 @@ const WIDE_STRUCTS: Exceptions = &[
     ("SamplingParams", "the parameters of the C ABI"),
     ("Stats", "the statistics of the C ABI"),
     ("pllm_engine_options", "a struct of the C ABI"),
+    ("pllm_model_info", "a struct of the C ABI"),
     ("pllm_output", "a struct of the C ABI"),
     ("pllm_request", "a struct of the C ABI"),
     ("pllm_sampling", "a struct of the C ABI"),

@@ -14,8 +14,8 @@ cargo build --release --locked --lib
 mapfile -t programs < <(cargo test --release --locked --no-run --bench gpu --bench cpu --test cuda --test cuda_blocks --test cuda_engine \
     --message-format=json | grep -oP '"executable":"\K[^"]+')
 [ "${#programs[@]}" = 5 ] || { echo "expected 5 programs, cargo built ${programs[*]}" >&2; exit 1; }
-kernels=$(ls -t "$target"/release/build/pagedllm-*/out/kernels.fatbin | head -1)
-[ -s "$kernels" ] || { echo "the library was built without kernels; install nvcc or set NVCC" >&2; exit 1; }
+kernels=$(ls -t "$target"/release/build/pagedllm-*/out/kernels.rs | head -1)
+grep -q "Image {" "$kernels" || { echo "the library was built without kernels; install nvcc or set NVCC" >&2; exit 1; }
 
 for program in "${programs[@]}"; do
     name=${program##*/}

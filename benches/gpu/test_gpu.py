@@ -146,7 +146,7 @@ class Machine(unittest.TestCase):
         release = self.folder / "release"
         kernels = release / "build" / "pagedllm-1" / "out"
         kernels.mkdir(parents=True, exist_ok=True)
-        (kernels / "kernels.fatbin").write_text("kernels")
+        (kernels / "kernels.rs").write_text("Image {")
         for name in PROGRAMS:
             shutil.copy("/bin/true", release / f"{name}-0123")
         shutil.copy("/bin/true", release / "libpagedllm.so")

@@ -678,9 +678,11 @@ struct Options {
     // Model directory in the layout of Hugging Face, or a GGUF file. UTF-8.
     std::string model_path = {};
     // Device: "cpu" (default, also empty), or "cuda:0" (also "cuda") for the first CUDA device.
-    // CUDA needs an NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list such as
-    // "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which needs NCCL
-    // (libnccl.so.2). Lists have not been tested on GPUs yet.
+    // CUDA needs an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer.
+    // Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12 or .13), which
+    // blas_library of ModelInfo reports. A list such as "cuda:0,cuda:1" divides the model among up
+    // to 64 devices of one kind, which needs NCCL (libnccl.so.2). Lists have not been tested on
+    // GPUs yet.
     std::string device = {};
     // KV pool size in bytes. 0 (default): enough for max_seqs sequences of max_model_len tokens, at
     // most 1 GiB.
@@ -1679,6 +1681,10 @@ struct ModelInfo {
     // Reason, as text, why the packed weights were not read or not written. Empty if there is
     // nothing to report.
     std::string_view packed_reason;
+    // On a CUDA device: the library that computes products of many rows, such as "cuBLASLt 12.9.1
+    // (/usr/lib/libcublasLt.so.12)". If none does, "own kernels: " and the reason; prompts then
+    // take longer. Empty on the CPU.
+    std::string_view blas_library;
 };
 
 // Reason why a sequence ended. A newer library can return values without a name here.
@@ -1799,6 +1805,7 @@ inline ModelInfo to_model_info(const pllm_model_info &c) {
     to.threads = c.threads;
     to.packed = Packed(c.packed);
     to.packed_reason = detail::view(c.packed_reason, c.packed_reason_len);
+    to.blas_library = detail::view(c.blas_library, c.blas_library_len);
     return to;
 }
 

@@ -14,9 +14,11 @@ type Options struct {
 	// ModelPath is the model directory in the layout of Hugging Face, or a GGUF file.
 	ModelPath string
 	// Device is the device: "cpu" (default, also ""), or "cuda:0" (also "cuda") for the first CUDA
-	// device. CUDA needs an NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list
-	// such as "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which needs
-	// NCCL (libnccl.so.2). Lists have not been tested on GPUs yet.
+	// device. CUDA needs an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0
+	// or newer. Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12
+	// or.13), which ModelInfo.BlasLibrary reports. A list such as "cuda:0,cuda:1" divides the model
+	// among up to 64 devices of one kind, which needs NCCL (libnccl.so.2). Lists have not been
+	// tested on GPUs yet.
 	Device string
 	// KVBytes is the KV pool size in bytes. 0: enough for MaxSeqs sequences of MaxModelLen tokens,
 	// at most 1 GiB.

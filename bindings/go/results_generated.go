@@ -104,6 +104,10 @@ type ModelInfo struct {
 	// PackedReason is the reason, as text, why the packed weights were not read or not written.
 	// Empty if there is nothing to report.
 	PackedReason string
+	// BlasLibrary: on a CUDA device, the library that computes products of many rows, such as
+	// "cuBLASLt 12.9.1 (/usr/lib/libcublasLt.so.12)". If none does, "own kernels: " and the reason;
+	// prompts then take longer. Empty on the CPU.
+	BlasLibrary string
 }
 
 func (m *ModelInfo) fromC(c *C.pllm_model_info) {
@@ -117,6 +121,7 @@ func (m *ModelInfo) fromC(c *C.pllm_model_info) {
 	m.Threads = int(c.threads)
 	m.Packed = PackedForm(c.packed)
 	m.PackedReason = goText(c.packed_reason, c.packed_reason_len)
+	m.BlasLibrary = goText(c.blas_library, c.blas_library_len)
 }
 
 // An Admission is the predicted admission of a request.

@@ -275,9 +275,10 @@ export interface Options {
   modelPath: string | Uint8Array;
   /**
    * Device: "cpu" (default), or "cuda:0" (also "cuda") for the first CUDA device. CUDA needs an
-   * NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list such as "cuda:0,cuda:1"
-   * divides the model among up to 64 devices of one kind, which needs NCCL (libnccl.so.2). Lists
-   * have not been tested on GPUs yet.
+   * NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer. Prompts are
+   * faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12 or .13), which blasLibrary of
+   * modelInfo() reports. A list such as "cuda:0,cuda:1" divides the model among up to 64 devices of
+   * one kind, which needs NCCL (libnccl.so.2). Lists have not been tested on GPUs yet.
    */
   device?: string | Uint8Array;
   /**
@@ -844,6 +845,12 @@ export interface ModelInfo {
    * to report.
    */
   packedReason: string;
+  /**
+   * On a CUDA device: the library that computes products of many rows, such as "cuBLASLt 12.9.1
+   * (/usr/lib/libcublasLt.so.12)". If none does, "own kernels: " and the reason; prompts then take
+   * longer. Empty on the CPU.
+   */
+  blasLibrary: string;
 }
 
 /** Predicted admission of a request. */

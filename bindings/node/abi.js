@@ -143,7 +143,7 @@ const Plan = struct('pllm_plan', 112, {
   swapBlocks: u64,
   kvGroups: u64,
 });
-const ModelInfo = struct('pllm_model_info', 120, {
+const ModelInfo = struct('pllm_model_info', 136, {
   structSize: u64,
   architecture: pointer,
   architectureLen: u64,
@@ -159,6 +159,8 @@ const ModelInfo = struct('pllm_model_info', 120, {
   packed: u64,
   packedReason: pointer,
   packedReasonLen: u64,
+  blasLibrary: pointer,
+  blasLibraryLen: u64,
 });
 const Admission = struct('pllm_admission', 48, {
   structSize: u64,
@@ -714,6 +716,7 @@ function toModelInfo(c) {
     threads: c.threads,
     packed: nameOf(PACKED, c.packed),
     packedReason: text(c.packedReason, c.packedReasonLen),
+    blasLibrary: text(c.blasLibrary, c.blasLibraryLen),
   };
 }
 

@@ -44,6 +44,9 @@ pub struct ModelInfo {
     pub sampling_defaults: Result<ModelDefaults>,
     /// Instruction path of the CPU kernels. `None` on a CUDA device.
     pub isa: Option<Isa>,
+    /// On a CUDA device: cuBLASLt with its version and path, or the reason why the library's own kernels
+    /// compute products of many rows. Empty on the CPU.
+    pub blas_library: String,
     /// Number of threads that compute.
     pub threads: usize,
     /// Memory plan of the engine.
@@ -83,6 +86,7 @@ impl ModelInfo {
             eos_token_ids: Vec::new(),
             sampling_defaults: Ok(ModelDefaults::default()),
             isa: None,
+            blas_library: String::new(),
             threads: 1,
             memory,
             paging: Paging::without_windows(block_size),
@@ -183,7 +187,10 @@ impl EngineParts {
     ) -> Result<EngineParts> {
         let backend = cuda_backend(ordinal, options, group.is_some());
         let backend = Agreement(group.as_ref()).on(backend)?;
-        LoadedPart::load(backend, options, group, NO_ISA, progress)?.into_parts(threads)
+        let blas_library = backend.blas_library();
+        let mut parts = LoadedPart::load(backend, options, group, NO_ISA, progress)?.into_parts(threads)?;
+        parts.info.blas_library = blas_library;
+        Ok(parts)
     }
 }
 
@@ -391,6 +398,7 @@ fn load_weights<B: Backend>(
         eos_token_ids: eos_token_ids(files, text),
         sampling_defaults: files.sampling_defaults.clone(),
         isa: None,
+        blas_library: String::new(),
         threads: options.thread_count(),
         memory,
         paging: plan::paging(files, memory.block_size),

@@ -134,9 +134,11 @@ pub struct pllm_engine_options {
     /// Length of model_path in bytes, or PLLM_NUL_TERMINATED (default).
     pub model_path_len: u64,
     /// Device: "cpu" (default, also NULL), or "cuda:0" (also "cuda") for the first CUDA device.
-    /// CUDA needs an NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list such as
-    /// "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which needs NCCL
-    /// (libnccl.so.2). Lists have not been tested on GPUs yet.
+    /// CUDA needs an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer.
+    /// Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12 or .13), which
+    /// blas_library of pllm_model_info reports. A list such as "cuda:0,cuda:1" divides the model
+    /// among up to 64 devices of one kind, which needs NCCL (libnccl.so.2). Lists have not been tested
+    /// on GPUs yet.
     pub device: *const c_char,
     /// Length of device in bytes, or PLLM_NUL_TERMINATED (default).
     pub device_len: u64,

@@ -120,6 +120,12 @@ pub struct pllm_model_info {
     pub packed_reason: *const c_char,
     /// Length of packed_reason in bytes.
     pub packed_reason_len: u64,
+    /// On a CUDA device: the library that computes products of many rows, such as
+    /// "cuBLASLt 12.9.1 (/usr/lib/libcublasLt.so.12)". If none does, "own kernels: " and the reason;
+    /// prompts then take longer. Empty on the CPU.
+    pub blas_library: *const c_char,
+    /// Length of blas_library in bytes.
+    pub blas_library_len: u64,
 }
 
 // SAFETY: repr(C), u64 and pointers only.
@@ -143,6 +149,8 @@ unsafe impl Versioned for pllm_model_info {
             packed: PLLM_PACKED_UNUSED as u64,
             packed_reason: null(),
             packed_reason_len: 0,
+            blas_library: null(),
+            blas_library_len: 0,
         }
     }
 }
@@ -170,6 +178,8 @@ impl From<&ModelInfo> for pllm_model_info {
             } as u64,
             packed_reason: start(info.packed.reason.as_bytes()).cast(),
             packed_reason_len: info.packed.reason.len() as u64,
+            blas_library: start(info.blas_library.as_bytes()).cast(),
+            blas_library_len: info.blas_library.len() as u64,
             ..pllm_model_info::defaults()
         }
     }

@@ -1,5 +1,6 @@
 #!/bin/bash
-# build.sh OUT_DIR: builds libcuda.so, libcublasLt.so and libnccl.so.2 for machines without a device, if their sources are newer.
+# build.sh OUT_DIR: builds libcuda.so, libcublasLt.so.12 and libnccl.so.2 for machines without a device, if their sources are newer, and
+# cuda-12.0/libcuda.so, a driver without the functions that are newer than CUDA 12.0.
 # build.sh OUT_DIR test: runs the tests of the shim instead.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -32,8 +33,10 @@ build_libraries() {
     g++ "${FLAGS[@]}" -c "$here/libcuda.cpp" -o libcuda.o
     wait $!
     g++ "${FLAGS[@]}" -shared -Wl,-soname,libcuda.so kernels.o shim.o libcuda.o -o libcuda.so
-    g++ "${FLAGS[@]}" -O3 -shared -Wl,-soname,libcublasLt.so "$here/libcublaslt.cpp" -L. -l:libcuda.so -Wl,-rpath,'$ORIGIN' \
-        -o libcublasLt.so
+    mkdir -p cuda-12.0
+    g++ "${FLAGS[@]}" -DSHIM_CUDA_12_0 -shared -Wl,-soname,libcuda.so kernels.o shim.o "$here/libcuda.cpp" -o cuda-12.0/libcuda.so
+    g++ "${FLAGS[@]}" -O3 -shared -Wl,-soname,libcublasLt.so.12 "$here/libcublaslt.cpp" -L. -l:libcuda.so -Wl,-rpath,'$ORIGIN' \
+        -o libcublasLt.so.12
     g++ "${FLAGS[@]}" -shared -Wl,-soname,libnccl.so.2 "$here/libnccl.cpp" -L. -l:libcuda.so -Wl,-rpath,'$ORIGIN' -o libnccl.so.2
 }
 

@@ -771,8 +771,11 @@ fn an_unsuitable_device_is_refused_with_the_reason() {
     shim.pretend_devices(0);
     refused("cuda:0", &["cuda:0", "0 CUDA devices"]);
     shim.pretend_devices(1);
-    shim.pretend_driver(12_040);
-    refused("cuda:0", &["CUDA 12.4", "at least 13.0"]);
+    shim.pretend_driver(11_080);
+    refused("cuda:0", &["CUDA 11.8", "at least 12.0", "update the NVIDIA driver"]);
     shim.pretend_driver(13_000);
+    shim.pretend_capability(7, 5);
+    refused("cuda:0", &["cuda:0", "compute capability 7.5", "at least 8.0"]);
+    shim.pretend_capability(9, 0);
     Engine::create(&model.options("cuda:0")).unwrap();
 }

@@ -1,4 +1,4 @@
-// A libcublasLt.so for machines without a device: products as plain loops, queued on the streams of libcuda.so in the same folder.
+// A libcublasLt.so.12 for machines without a device: products as plain loops, queued on the streams of libcuda.so in the same folder.
 // Matrices are column-major.
 #include <stddef.h>
 #include <stdint.h>
@@ -186,6 +186,8 @@ template <class T> Status set(T &field, const void *from, size_t bytes) {
 }
 
 struct Handle {};
+
+API size_t cublasLtGetVersion() { return 120901; }
 
 API int cublasLtCreate(void **out) { return create(__func__, out, Handle{}); }
 API int cublasLtDestroy(void *handle) { return destroy<Handle>(__func__, handle); }

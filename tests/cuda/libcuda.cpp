@@ -6,6 +6,7 @@
 // late.
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -134,8 +135,13 @@ struct PlannedFailure {
 struct Driver {
     std::mutex mutex; // protects the following fields
     std::condition_variable_any idle;
-    bool initialized = false;
-    int version = 13000, devices = 1, capability[2] = {9, 0};
+    pid_t process = 0; // that called cuInit; in its forks every call fails
+#ifdef SHIM_CUDA_12_0
+    int version = 12000;
+#else
+    int version = 13000;
+#endif
+    int devices = 1, capability[2] = {9, 0};
     size_t memory_total = size_t(1) << 30, memory_used_by_others = 0;
     std::map<void *, std::shared_ptr<Object>> objects;
     std::map<CUdeviceptr, Allocation> allocations;
@@ -143,6 +149,7 @@ struct Driver {
     uint64_t left_in_primary = 0; // objects that were not destroyed before the last release
     std::map<std::string, PlannedFailure> planned;
     bool others_first = false;
+    int contexts = 0;
     uint64_t launches = 0;
     uint64_t bytes_read = 0; // copied from devices to the host
     uint64_t allocation_calls = 0;
@@ -162,18 +169,22 @@ static Context *current() { return stack.depth ? stack.contexts[stack.depth - 1]
 
 // ---- common part of all calls
 
+// Errors after which a context cannot be used any more.
+static bool is_sticky(CUresult result) { return result == CUDA_ERROR_ILLEGAL_ADDRESS || result == CUDA_ERROR_LAUNCH_FAILED; }
+
 static CUresult planned_failure(const char *api) {
     auto found = driver.planned.find(api);
     if (found == driver.planned.end() || --found->second.calls_until > 0) return CUDA_SUCCESS;
     CUresult result = found->second.result;
     driver.planned.erase(found);
+    if (current() && is_sticky(result)) current()->error = result;
     return result;
 }
 
 template <class Body> CUresult driver_call(const char *api, Body body) {
     std::lock_guard<std::mutex> lock(driver.mutex);
     if (CUresult planned = planned_failure(api)) return planned;
-    return driver.initialized ? body() : CUDA_ERROR_NOT_INITIALIZED;
+    return driver.process == getpid() ? body() : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 template <class Body> CUresult context_call(const char *api, Body body) {
@@ -480,7 +491,8 @@ API CUresult cuInit(unsigned) {
     std::lock_guard<std::mutex> lock(driver.mutex);
     if (CUresult planned = planned_failure(__func__)) return planned;
     if (driver.devices == 0) return CUDA_ERROR_NO_DEVICE;
-    driver.initialized = true;
+    if (driver.process && driver.process != getpid()) return CUDA_ERROR_NOT_INITIALIZED;
+    driver.process = getpid();
     return CUDA_SUCCESS;
 }
 
@@ -564,10 +576,12 @@ static CUresult push(Context *context) {
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxCreate_v4(Context **out, const void *, unsigned, int device) {
+// The version that all drivers have. cuCtxCreate_v4 exists since CUDA 12.5.
+API CUresult cuCtxCreate_v2(Context **out, unsigned, int device) {
     return device_call(__func__, device, [&] {
         auto context = new Context;
         context->device = device;
+        driver.contexts++;
         *out = context;
         return push(context);
     });
@@ -577,6 +591,7 @@ API CUresult cuCtxCreate_v4(Context **out, const void *, unsigned, int device) {
 static uint64_t destroy_context(Context &context) {
     wait_for(context);
     context.alive = false;
+    driver.contexts--;
     uint64_t destroyed = 0;
     for (auto i = driver.objects.begin(); i != driver.objects.end();) {
         bool owned = i->second->owner == &context;
@@ -617,6 +632,7 @@ API CUresult cuDevicePrimaryCtxRetain(Context **out, int device) {
         if (!context) {
             context = new Context;
             context->device = device;
+            driver.contexts++;
         }
         context->retained++;
         return set_output(out, context);
@@ -753,9 +769,11 @@ API CUresult cuModuleLoadData(void **out, const void *image) {
 
 API CUresult cuModuleUnload(void *handle) { return destroy<Module>(__func__, handle); }
 
+#ifndef SHIM_CUDA_12_0 // exists since CUDA 12.4
 API CUresult cuFuncLoad(void *function) {
     return context_call(__func__, [&](Context &) { return find<Function>(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; });
 }
+#endif
 
 API CUresult cuModuleGetFunction(void **out, void *module, const char *name) {
     return context_call(__func__, [&](Context &context) {
@@ -897,7 +915,7 @@ API CUresult cuGraphLaunch(void *handle, void *stream) {
 API CUresult cuGraphExecDestroy(void *handle) { return destroy<GraphExec>(__func__, handle); }
 API CUresult cuGraphDestroy(void *handle) { return destroy<Graph>(__func__, handle); }
 
-// ---- functions for libcublasLt.so and libnccl.so.2
+// ---- functions for libcublasLt.so.12 and libnccl.so.2
 
 // Queues a function with a copy of its data.
 API CUresult shim_enqueue(void *stream, void (*function)(void *data), const void *data, size_t bytes) {
@@ -972,6 +990,11 @@ API void shim_memory(uint64_t total, uint64_t used) {
         driver.memory_total = total;
         driver.memory_used_by_others = used;
     });
+}
+
+// Number of contexts that have not been destroyed.
+API int shim_contexts() {
+    return locked([] { return driver.contexts; });
 }
 
 // Number of allocations on devices and of pinned memory.

@@ -13,6 +13,13 @@ use pagedllm::backend::cuda::CudaBackend;
 /// The replacement driver. With a real device it is None, and all its functions do nothing.
 pub struct Shim(Option<Library>);
 
+/// Environment variable that selects other libraries, for a process that a test starts.
+pub const SHIM_PARTS: &str = "PAGEDLLM_SHIM_PARTS";
+/// A driver without the functions that are newer than CUDA 12.0.
+pub const OLD_DRIVER: &str = "cuda-12.0";
+/// No cuBLASLt.
+pub const NO_CUBLASLT: &str = "without cuBLASLt";
+
 /// The device of this machine for the tests. None selects the replacement driver.
 fn device() -> Option<usize> {
     let number = std::env::var("PAGEDLLM_CUDA_DEVICE").ok()?;
@@ -33,8 +40,12 @@ pub fn shim() -> &'static Shim {
         let out = root.join("target/cuda-shim");
         let status = Command::new(root.join("tests/cuda/build.sh")).arg(&out).status().expect("tests/cuda/build.sh runs");
         assert!(status.success(), "tests/cuda/build.sh: {status}");
-        let driver = Library::load(out.join("libcuda.so"));
-        Library::load(out.join("libcublasLt.so"));
+        let parts = std::env::var(SHIM_PARTS).unwrap_or_default();
+        let is_old = parts == OLD_DRIVER;
+        let driver = Library::load(if is_old { out.join("cuda-12.0/libcuda.so") } else { out.join("libcuda.so") });
+        if parts != NO_CUBLASLT {
+            Library::load(out.join("libcublasLt.so.12"));
+        }
         Shim(Some(driver))
     })
 }
@@ -104,6 +115,30 @@ impl Shim {
     pub fn pretend_driver(&self, version: i32) {
         // SAFETY: as above.
         self.call(c"shim_driver_version", |call: unsafe extern "C" fn(c_int)| unsafe { call(version) });
+    }
+
+    /// Sets the memory of each device, and the part of other processes, in bytes.
+    pub fn pretend_memory(&self, total: u64, used: u64) {
+        // SAFETY: as above.
+        self.call(c"shim_memory", |call: unsafe extern "C" fn(u64, u64)| unsafe { call(total, used) });
+    }
+
+    /// Returns whether the driver has this function.
+    pub fn has(&self, function: &CStr) -> bool {
+        // SAFETY: the library is loaded.
+        self.0.as_ref().is_some_and(|driver| !unsafe { libc::dlsym(driver.0, function.as_ptr()) }.is_null())
+    }
+
+    /// Starts the driver, as an application may do.
+    pub fn start(&self) {
+        // SAFETY: as above.
+        self.call(c"cuInit", |call: unsafe extern "C" fn(c_int) -> c_int| unsafe { call(0) });
+    }
+
+    /// Returns the number of contexts.
+    pub fn contexts(&self) -> i32 {
+        // SAFETY: as above.
+        self.call(c"shim_contexts", |call: unsafe extern "C" fn() -> c_int| unsafe { call() }).unwrap_or(0)
     }
 
     /// Sets the compute capability.

@@ -579,9 +579,11 @@ public final class PagedLlm {
         public String modelPath = null;
         /**
          * Device: "cpu" (default), or "cuda:0" (also "cuda") for the first CUDA device. CUDA needs
-         * an NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list such as
-         * "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which needs NCCL
-         * (libnccl.so.2). Lists have not been tested on GPUs yet.
+         * an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer.
+         * Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12 or .13),
+         * which blasLibrary of modelInfo() reports. A list such as "cuda:0,cuda:1" divides the
+         * model among up to 64 devices of one kind, which needs NCCL (libnccl.so.2). Lists have not
+         * been tested on GPUs yet.
          */
         public String device = null;
         /**
@@ -1478,7 +1480,7 @@ public final class PagedLlm {
 
     /** The model and the limits of its engine. */
     public static final class ModelInfo {
-        private static final long SIZE = 120;
+        private static final long SIZE = 136;
 
         /** Name in config.json, such as "LlamaForCausalLM". */
         public final String architecture;
@@ -1503,6 +1505,12 @@ public final class PagedLlm {
          * nothing to report.
          */
         public final String packedReason;
+        /**
+         * On a CUDA device: the library that computes products of many rows, such as "cuBLASLt
+         * 12.9.1 (/usr/lib/libcublasLt.so.12)". If none does, "own kernels: " and the reason;
+         * prompts then take longer. Empty on the CPU.
+         */
+        public final String blasLibrary;
 
         private ModelInfo(MemorySegment c) {
             architecture = text(c, 8, 16);
@@ -1515,6 +1523,7 @@ public final class PagedLlm {
             threads = c.get(JAVA_LONG, 88);
             packed = Packed.of(c.get(JAVA_LONG, 96));
             packedReason = text(c, 104, 112);
+            blasLibrary = text(c, 120, 128);
         }
     }
 

@@ -521,6 +521,10 @@ class ModelInfo(NamedTuple):
     # Reason, as text, why the packed weights were not read or not written. Empty if there is
     # nothing to report.
     packed_reason: str
+    # On a CUDA device: the library that computes products of many rows, such as "cuBLASLt 12.9.1
+    # (/usr/lib/libcublasLt.so.12)". If none does, "own kernels: " and the reason; prompts then take
+    # longer. Empty on the CPU.
+    blas_library: str
 
 
 class KvEvent(NamedTuple):
@@ -879,6 +883,7 @@ class _ModelInfo(ctypes.Structure):
         ("eos_token_ids_len", c_uint64), ("vocab_size", c_uint64), ("layers", c_uint64),
         ("max_positions", c_uint64), ("max_model_len", c_uint64), ("threads", c_uint64),
         ("packed", c_uint64), ("packed_reason", c_void_p), ("packed_reason_len", c_uint64),
+        ("blas_library", c_void_p), ("blas_library_len", c_uint64),
     ]
 
 
@@ -1734,7 +1739,8 @@ def _py_model_info(c: Any) -> ModelInfo:
         max_model_len=c.max_model_len,
         threads=c.threads,
         packed=_member(Packed, c.packed),
-        packed_reason=_text(c.packed_reason, c.packed_reason_len))
+        packed_reason=_text(c.packed_reason, c.packed_reason_len),
+        blas_library=_text(c.blas_library, c.blas_library_len))
 
 
 def _py_kv_event(c: Any) -> KvEvent:
@@ -2399,9 +2405,11 @@ class Engine:
 
     model_path: Model directory in the layout of Hugging Face.
     device: "cpu" (default, also None), or "cuda:0" (also "cuda") for the first CUDA device. CUDA
-        needs an NVIDIA driver for CUDA 13 and compute capability 8.0 or newer. A list such as
-        "cuda:0,cuda:1" divides the model among up to 64 devices of one kind, which needs NCCL
-        (libnccl.so.2). Lists have not been tested on GPUs yet.
+        needs an NVIDIA driver for CUDA 12.0 or newer (525) and compute capability 8.0 or newer.
+        Prompts are faster with NVIDIA's cuBLAS for CUDA 12 or 13 (libcublasLt.so.12 or .13), which
+        blas_library of ModelInfo reports. A list such as "cuda:0,cuda:1" divides the model among up
+        to 64 devices of one kind, which needs NCCL (libnccl.so.2). Lists have not been tested on
+        GPUs yet.
     kv_bytes: KV pool size in bytes. 0 (default): enough for max_seqs sequences of max_model_len
         tokens, at most 1 GiB.
     seed: Seed for requests without a seed of their own. Default 0.

@@ -70,7 +70,7 @@ impl Alloc for CudaBackend {
     }
 
     fn reserved_rows_bytes(&self, rows: usize, cols: usize) -> u64 {
-        if self.blas.is_some() { Blas::bytes(rows, cols) } else { 0 }
+        if self.blas.is_ok() { Blas::bytes(rows, cols) } else { 0 }
     }
 
     fn routes(&self, rows: usize, max: Routing) -> Result<Routes> {

@@ -9,14 +9,12 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::mem::{size_of, size_of_val};
-use std::ptr::from_ref;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t::{self, *};
 use cudarc::cublaslt::sys::{self, cublasComputeType_t, cudaDataType};
 
+use super::blas_library::{BlasError, BlasLibrary, Called, Operands};
 use super::context::Context;
 use super::device::Device;
 use super::function::{Shape, launch};
@@ -32,10 +30,9 @@ const WORKSPACE: u64 = 32 << 20;
 /// The value of CUBLAS_OP_T; cudarc defines the name in another module.
 const TRANSPOSED: i32 = 1;
 
-type Called<T> = std::result::Result<T, CublasError>;
-
 pub struct Blas {
     context: Arc<Context>,
+    library: &'static BlasLibrary,
     handle: sys::cublasLtHandle_t,
     memory: Mutex<Workspace>,
 }
@@ -85,15 +82,17 @@ pub struct Product<'a> {
 }
 
 impl Blas {
-    /// Opens cuBLASLt. None: it is not installed, or does not work on this device.
-    pub fn open(device: &Device) -> Option<Blas> {
-        // SAFETY: loading the library runs only its initializers, for which it is designed. The
-        // check is needed because cudarc panics if the library is missing.
-        if !unsafe { sys::is_culib_present() } {
-            return None;
+    /// Opens cuBLASLt. The error says why it cannot be used.
+    pub fn open(device: &Device) -> std::result::Result<Blas, String> {
+        let library = BlasLibrary::load(device.driver_version)?;
+        match device.context().within(|| library.create()) {
+            Ok(Ok(handle)) => Ok(Blas { context: device.context().clone(), library, handle, memory: Mutex::default() }),
+            result => Err(format!("{library} does not work on this device ({result:?})")),
         }
-        let handle = device.context().within(result::create_handle).ok()?.ok()?;
-        Some(Blas { context: device.context().clone(), handle, memory: Mutex::default() })
+    }
+
+    pub fn library(&self) -> &'static BlasLibrary {
+        self.library
     }
 
     pub fn bytes(rows: usize, cols: usize) -> u64 {
@@ -139,14 +138,15 @@ impl Blas {
     /// fp8.
     fn find(&self, product: &Product) -> Called<Algorithm> {
         let find = |scales| {
-            let (operation, layouts) = (Operation::new(product.epilogue_bias() != Address::NULL, scales)?, Layouts::new(product)?);
+            let (operation, layouts) =
+                (Operation::new(self.library, product.epilogue_bias() != Address::NULL, scales)?, Layouts::new(self.library, product)?);
             operation.point(product)?;
             let algorithm = self.algorithm(&operation, &layouts)?;
             Ok(Algorithm { operation, layouts, algorithm })
         };
         match product.w.stored {
             Stored::As(_) | Stored::Int8 | Stored::Records(_) => find(false),
-            Stored::Fp8 => find(true).or_else(|_: CublasError| find(false)),
+            Stored::Fp8 => find(true).or_else(|_: BlasError| find(false)),
         }
     }
 
@@ -158,43 +158,28 @@ impl Blas {
         let Algorithm { operation, layouts, algorithm } = algorithm;
         operation.point(product)?;
         layouts.set_rows(rows)?;
-        let (one, zero) = (1.0f32, 0.0f32);
-        // SAFETY: the layouts match the buffers, whose sizes the ops in `ops.rs` guarantee. alpha
-        // and beta are read before the call returns.
-        unsafe {
-            result::matmul(
-                self.handle,
-                operation.handle,
-                from_ref(&one).cast(),
-                from_ref(&zero).cast(),
-                w.address.0 as *const c_void,
-                layouts.w.0,
-                x.0 as *const c_void,
-                layouts.x.0,
-                out.0 as *const c_void,
-                layouts.out.0,
-                out.0 as *mut c_void,
-                layouts.out.0,
-                algorithm,
-                workspace.address().0 as *mut c_void,
-                WORKSPACE as usize,
-                device.stream().cast(),
-            )
-        }
+        let operands = Operands {
+            a: (w.address.0 as *const c_void, layouts.w.handle),
+            b: (x.0 as *const c_void, layouts.x.handle),
+            d: (out.0 as *mut c_void, layouts.out.handle),
+            workspace: (workspace.address().0 as *mut c_void, WORKSPACE as usize),
+            stream: device.stream().cast(),
+        };
+        // SAFETY: the layouts match the buffers, whose sizes the ops in `ops.rs` guarantee.
+        unsafe { self.library.multiply(self.handle, operation.handle, operands, algorithm) }
     }
 
     fn algorithm(&self, operation: &Operation, Layouts { w, x, out }: &Layouts) -> Called<sys::cublasLtMatmulAlgo_t> {
-        let preference = Preference::new()?;
+        let preference = Preference::new(self.library)?;
         // SAFETY: all handles are alive.
-        let found = unsafe { result::get_matmul_algo_heuristic(self.handle, operation.handle, w.0, x.0, out.0, out.0, preference.0) }?;
-        Ok(found.algo)
+        unsafe { self.library.select(self.handle, operation.handle, [w.handle, x.handle, out.handle], preference.handle) }
     }
 }
 
 impl Drop for Blas {
     fn drop(&mut self) {
         // SAFETY: `self` is the last user of the handle.
-        let _ = self.context.within(|| unsafe { result::destroy_handle(self.handle) });
+        let _ = self.context.within(|| unsafe { self.library.destroy(self.handle) });
     }
 }
 
@@ -248,13 +233,13 @@ struct Layouts {
 }
 
 impl Layouts {
-    fn new(product: &Product) -> Called<Layouts> {
+    fn new(library: &'static BlasLibrary, product: &Product) -> Called<Layouts> {
         let (w, rows) = (product.w, product.kind().rows);
         let (stored, pitch) = (data_type(w.stored), w.pitch());
         Ok(Layouts {
-            w: Layout::new(stored, pitch, w.rows)?,
-            x: Layout::new(stored, pitch, rows)?,
-            out: Layout::new(cudaDataType::CUDA_R_32F, w.rows, rows)?,
+            w: Layout::new(library, stored, pitch, w.rows)?,
+            x: Layout::new(library, stored, pitch, rows)?,
+            out: Layout::new(library, cudaDataType::CUDA_R_32F, w.rows, rows)?,
         })
     }
 
@@ -274,29 +259,33 @@ fn data_type(stored: Stored) -> cudaDataType {
     }
 }
 
-struct Layout(sys::cublasLtMatrixLayout_t);
+struct Layout {
+    library: &'static BlasLibrary,
+    handle: sys::cublasLtMatrixLayout_t,
+}
 
 impl Layout {
     /// Creates a column-major layout.
-    fn new(dtype: cudaDataType, rows: usize, cols: usize) -> Called<Layout> {
-        result::create_matrix_layout(dtype, rows as u64, cols as u64, rows as i64).map(Layout)
+    fn new(library: &'static BlasLibrary, dtype: cudaDataType, rows: usize, cols: usize) -> Called<Layout> {
+        library.create_layout(dtype, rows, cols).map(|handle| Layout { library, handle })
     }
 
     fn set_cols(&self, cols: usize) -> Called<()> {
-        let (attribute, cols) = (sys::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_COLS, cols as u64);
+        let attribute = sys::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_COLS;
         // SAFETY: the layout is alive, and this attribute is a u64.
-        unsafe { result::set_matrix_layout_attribute(self.0, attribute, from_ref(&cols).cast(), size_of::<u64>()) }
+        unsafe { self.library.set_layout(self.handle, attribute, &(cols as u64)) }
     }
 }
 
 impl Drop for Layout {
     fn drop(&mut self) {
         // SAFETY: `new` created it, and it is destroyed once.
-        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+        unsafe { self.library.destroy_layout(self.handle) };
     }
 }
 
 struct Operation {
+    library: &'static BlasLibrary,
     handle: sys::cublasLtMatmulDesc_t,
     bias: bool,
     /// True if cuBLASLt applies the scales of rows and outputs.
@@ -305,11 +294,11 @@ struct Operation {
 
 impl Operation {
     /// Creates a descriptor with the first matrix transposed.
-    fn new(bias: bool, scales: bool) -> Called<Operation> {
+    fn new(library: &'static BlasLibrary, bias: bool, scales: bool) -> Called<Operation> {
         use sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
         use sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as OUTER;
-        let handle = result::create_matmul_desc(cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F)?;
-        let operation = Operation { handle, bias, scales };
+        let handle = library.create_operation(cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F)?;
+        let operation = Operation { library, handle, bias, scales };
         operation.set(CUBLASLT_MATMUL_DESC_TRANSA, TRANSPOSED)?;
         if bias {
             operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS)?;
@@ -335,25 +324,28 @@ impl Operation {
 
     fn set<T: Copy>(&self, attribute: cublasLtMatmulDescAttributes_t, value: T) -> Called<()> {
         // SAFETY: the descriptor is alive, and the value has the attribute's type.
-        unsafe { result::set_matmul_desc_attribute(self.handle, attribute, from_ref(&value).cast(), size_of_val(&value)) }
+        unsafe { self.library.set_operation(self.handle, attribute, &value) }
     }
 }
 
 impl Drop for Operation {
     fn drop(&mut self) {
         // SAFETY: `new` created it, and it is destroyed once.
-        let _ = unsafe { result::destroy_matmul_desc(self.handle) };
+        unsafe { self.library.destroy_operation(self.handle) };
     }
 }
 
-struct Preference(sys::cublasLtMatmulPreference_t);
+struct Preference {
+    library: &'static BlasLibrary,
+    handle: sys::cublasLtMatmulPreference_t,
+}
 
 impl Preference {
-    fn new() -> Called<Preference> {
-        let preference = Preference(result::create_matmul_pref()?);
+    fn new(library: &'static BlasLibrary) -> Called<Preference> {
+        let preference = Preference { library, handle: library.create_preference()? };
         let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         // SAFETY: the preference is alive, and this attribute is a u64.
-        unsafe { result::set_matmul_pref_attribute(preference.0, attribute, from_ref(&WORKSPACE).cast(), size_of::<u64>()) }?;
+        unsafe { library.set_preference(preference.handle, attribute, &WORKSPACE) }?;
         Ok(preference)
     }
 }
@@ -361,6 +353,6 @@ impl Preference {
 impl Drop for Preference {
     fn drop(&mut self) {
         // SAFETY: `new` created it, and it is destroyed once.
-        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+        unsafe { self.library.destroy_preference(self.handle) };
     }
 }

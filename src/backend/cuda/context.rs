@@ -1,34 +1,19 @@
-//! A CUDA context: its streams, and events in them.
+//! An engine's part of a context: its streams, and events in them.
 
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys;
+use cudarc::driver::{result, sys};
 
-/// The result of a driver function.
-pub type Called<T> = std::result::Result<T, DriverError>;
+use super::device_context::DeviceContext;
+use super::errors::Called;
 
-/// A context on a device.
+/// The streams of an engine, in the context of its device.
 pub struct Context {
-    handle: sys::CUcontext,
+    shared: Arc<DeviceContext>,
     streams: [sys::CUstream; 2],
     /// For waits in a primary context, one for each stream. Null in an own context.
     waits: [sys::CUevent; 2],
-    /// The kernels of the library. Null until they are loaded.
-    module: sys::CUmodule,
-    kind: ContextKind,
-}
-
-/// The owner of a context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ContextKind {
-    /// The library's own context, separate from the host application's contexts. Destroying it
-    /// frees everything that it owns.
-    Own,
-    /// The primary context of the device, which the host application may use too. NCCL uses no
-    /// other.
-    Primary(sys::CUdevice),
 }
 
 /// A queue of device work. Streams run concurrently, except for waits on events.
@@ -47,14 +32,9 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    pub fn new(device: sys::CUdevice, primary: bool) -> Called<Context> {
-        let (handle, kind) = match primary {
-            false => (create(device)?, ContextKind::Own),
-            // Its flags stay as they are, because they concern the application too.
-            // SAFETY: the driver is initialized, and the device is valid.
-            true => (unsafe { result::primary_ctx::retain(device) }?, ContextKind::Primary(device)),
-        };
-        let mut context = Context { handle, streams: [null_mut(); 2], waits: [null_mut(); 2], module: null_mut(), kind };
+    /// Creates streams. `primary`: the context is a primary one.
+    pub fn new(shared: Arc<DeviceContext>, primary: bool) -> Called<Context> {
+        let mut context = Context { shared, streams: [null_mut(); 2], waits: [null_mut(); 2] };
         for which in [Stream::Compute, Stream::Copies] {
             let stream = context.calling(|| result::stream::create(result::stream::StreamKind::NonBlocking))?;
             context.streams[which as usize] = stream;
@@ -65,14 +45,7 @@ impl Context {
         Ok(context)
     }
 
-    /// Loads the kernels. `image` is their fatbin.
-    pub fn load_module(&mut self, image: &[u8]) -> Called<sys::CUmodule> {
-        // SAFETY: the image is a fatbin that outlives the call, and the driver copies what it needs.
-        self.module = self.calling(|| unsafe { result::module::load_data(image.as_ptr().cast()) })?;
-        Ok(self.module)
-    }
-
-    /// Frees the streams and the kernels, which nothing uses any more.
+    /// Frees the streams, which nothing uses any more.
     fn free_objects(&self) {
         for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
             // SAFETY: `new` created the stream, which is destroyed once.
@@ -81,10 +54,6 @@ impl Context {
         for event in self.waits.into_iter().filter(|event| !event.is_null()) {
             // SAFETY: `new` created the event, which is destroyed once.
             let _ = unsafe { result::event::destroy(event) };
-        }
-        if !self.module.is_null() {
-            // SAFETY: `load_module` loaded the module, which is unloaded once.
-            let _ = unsafe { result::module::unload(self.module) };
         }
     }
 
@@ -109,48 +78,24 @@ impl Context {
     /// Calls a function with this context as the thread's current one, and restores the previous
     /// context afterwards.
     pub fn within<T>(&self, call: impl FnOnce() -> T) -> Called<T> {
-        // SAFETY: the context lives as long as `self`.
-        unsafe { sys::cuCtxPushCurrent_v2(self.handle) }.result()?;
-        let _entered = Entered;
-        Ok(call())
+        self.shared.within(call)
     }
 
     /// Like `within`, for driver functions.
     pub fn calling<T>(&self, call: impl FnOnce() -> Called<T>) -> Called<T> {
-        self.within(call)?
+        self.shared.calling(call)
+    }
+
+    /// Records an error that makes the context unusable for all engines that share it.
+    pub fn mark_lost(&self) {
+        self.shared.mark_lost();
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        match self.kind {
-            ContextKind::Own => {
-                // SAFETY: every user holds a reference to the context, so none is left. Everything that
-                // the context owns is freed with it.
-                unsafe { sys::cuCtxDestroy_v2(self.handle) };
-            }
-            ContextKind::Primary(device) => {
-                let _ = self.within(|| self.free_objects());
-                // SAFETY: `new` retained the context, and its users have freed what they own in it.
-                let _ = unsafe { result::primary_ctx::release(device) };
-            }
-        }
+        let _ = self.within(|| self.free_objects());
     }
-}
-
-/// Threads that wait for the device sleep instead of spinning, to leave the cores to the host
-/// application.
-const FLAGS: u32 = sys::CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as u32;
-
-/// Creates a context. It is not current.
-fn create(device: sys::CUdevice) -> Called<sys::CUcontext> {
-    let mut handle = null_mut();
-    let mut plain = sys::CUctxCreateParams { execAffinityParams: null_mut(), numExecAffinityParams: 0, cigParams: null_mut() };
-    // SAFETY: the driver is initialized, the device is valid, and the parameters are empty.
-    unsafe { sys::cuCtxCreate_v4(&mut handle, &mut plain, FLAGS, device) }.result()?;
-    // Creation makes the context current.
-    pop_current();
-    Ok(handle)
 }
 
 /// Creates an event in the current context. Threads that wait for it sleep, and no timing is
@@ -161,20 +106,6 @@ fn create_event() -> Called<sys::CUevent> {
     // SAFETY: the driver writes to the pointer and does not read it.
     unsafe { sys::cuEventCreate(&mut handle, flags) }.result()?;
     Ok(handle)
-}
-
-struct Entered;
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        pop_current();
-    }
-}
-
-fn pop_current() {
-    let mut popped = null_mut();
-    // SAFETY: the driver writes to the pointer and does not read it.
-    unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
 }
 
 /// An event in a stream, for which other streams and threads can wait.

@@ -13,16 +13,16 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 
 use super::backlog::Backlog;
-use super::context::{Called, Context, Event, Stream};
-use super::errors::{failed, is_sticky, lost, no_device, no_pinned_memory};
+use super::context::{Context, Event, Stream};
+use super::device_context::DeviceContext;
+use super::errors::{Called, failed, is_sticky, lost, no_device, no_pinned_memory, used_before_fork};
 use super::function::{Function, Shape};
+use super::image::MIN_DRIVER;
 use super::kernels::Kernels;
 use super::memory::{Address, Memory, Pinned};
 use super::watchdog::Watchdog;
 use crate::error::{Code, Error, Result};
-
-/// The minimum driver version for the kernels' machine code.
-const MIN_DRIVER: c_int = 13_000;
+use crate::sys::process::Owner;
 
 /// A captured step.
 pub struct Graph {
@@ -51,8 +51,10 @@ struct DeviceError {
 
 pub struct Device {
     context: Arc<Context>,
-    pub kernels: Kernels,
+    pub kernels: Arc<Kernels>,
     pub multiprocessors: u32,
+    /// The version of the driver, such as 12040 for CUDA 12.4.
+    pub driver_version: c_int,
     failure: Mutex<DeviceError>,
     /// True if ops are skipped instead of queued.
     skips: AtomicBool,
@@ -63,24 +65,31 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens a device. `image` is the fatbin of the kernels. `primary`: the primary context of the
-    /// device is used, for exchanges with other devices.
-    pub fn open(ordinal: usize, image: &[u8], primary: bool) -> Result<Device> {
-        check_driver(ordinal)?;
+    /// Opens a device. `primary`: the primary context of the device is used, for exchanges with
+    /// other devices.
+    pub fn open(ordinal: usize, primary: bool) -> Result<Device> {
+        let driver_version = check_driver(ordinal)?;
         let count = result::device::get_count().map_err(|e| failed("count the devices", e))?;
         if ordinal >= count.max(0) as usize {
             return Err(no_device(ordinal, count));
         }
         let opening = |e| failed("open the device", e);
         let device = result::device::get(ordinal as c_int).map_err(opening)?;
-        check_capability(ordinal, device)?;
+        let capability = check_capability(ordinal, device)?;
         let multiprocessors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        let mut context = Context::new(device, primary).map_err(opening)?;
-        let module = context.load_module(image).map_err(|e| failed("load the kernels", e))?;
-        let kernels = context.within(|| Kernels::load(|name| Function::load(module, name))).map_err(opening)??;
-        let context = Arc::new(context);
+        let (shared, kernels) = DeviceContext::shared(device, capability, primary)?;
+        let context = Arc::new(Context::new(shared, primary).map_err(opening)?);
         let (failure, skips) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Device { context, kernels, multiprocessors, failure, skips, watchdog: OnceLock::new(), backlog: OnceLock::new() })
+        Ok(Device {
+            context,
+            kernels,
+            multiprocessors,
+            driver_version,
+            failure,
+            skips,
+            watchdog: OnceLock::new(),
+            backlog: OnceLock::new(),
+        })
     }
 
     /// Sets the watchdog, which limits all waits from now on.
@@ -392,7 +401,10 @@ impl Device {
         let Err(e) = result else { return };
         let mut failure = self.failure();
         match (failure.lost, is_sticky(e.0)) {
-            (false, true) => *failure = DeviceError { first: Some(lost(what, e)), lost: true },
+            (false, true) => {
+                self.context.mark_lost();
+                *failure = DeviceError { first: Some(lost(what, e)), lost: true };
+            }
             _ => drop(failure.first.get_or_insert_with(|| failed(what, e))),
         }
     }
@@ -403,9 +415,15 @@ impl Device {
     }
 }
 
-/// Checks that a driver is installed and new enough. The presence check is needed because cudarc
-/// panics if the library is missing.
-fn check_driver(ordinal: usize) -> Result<()> {
+/// The process that has started the driver. Its forks cannot use the driver.
+static STARTED_BY: OnceLock<Owner> = OnceLock::new();
+
+/// Checks that a driver is installed and new enough, and returns its version. The presence check is
+/// needed because cudarc panics if the library is missing.
+fn check_driver(ordinal: usize) -> Result<c_int> {
+    if STARTED_BY.get().is_some_and(|owner| !owner.is_this_process()) {
+        return Err(used_before_fork(ordinal));
+    }
     // SAFETY: loading the library runs only its initializers, for which it is designed.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::unsupported(format!(
@@ -414,22 +432,27 @@ fn check_driver(ordinal: usize) -> Result<()> {
     }
     result::init().map_err(|e| match e.0 {
         CUresult::CUDA_ERROR_NO_DEVICE => no_device(ordinal, 0),
+        // The application may have started the driver before the fork.
+        CUresult::CUDA_ERROR_NOT_INITIALIZED => used_before_fork(ordinal),
         _ => failed("start", e),
     })?;
+    STARTED_BY.get_or_init(Owner::this_process);
     let mut version = 0;
     // SAFETY: the driver writes to the pointer and does not read it.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("report its version", e))?;
     let name = |version: c_int| format!("{}.{}", version / 1000, version % 1000 / 10);
     if version < MIN_DRIVER {
         let (has, needs) = (name(version), name(MIN_DRIVER));
-        return Err(Error::unsupported(format!("the CUDA driver is too old (CUDA {has}, at least {needs}); update the NVIDIA driver")));
+        return Err(Error::unsupported(format!(
+            "the CUDA driver is too old (CUDA {has}, at least {needs}); update the NVIDIA driver, or set device to \"cpu\""
+        )));
     }
-    Ok(())
+    Ok(version)
 }
 
-/// Checks the compute capability: the kernels need asynchronous copies and bf16 tensor cores, which
+/// Checks and returns the compute capability: the kernels need asynchronous copies and bf16 tensor cores, which
 /// exist since 8.0.
-fn check_capability(ordinal: usize, device: sys::CUdevice) -> Result<()> {
+fn check_capability(ordinal: usize, device: sys::CUdevice) -> Result<(u32, u32)> {
     let major = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
     if major < 8 {
@@ -438,7 +461,7 @@ fn check_capability(ordinal: usize, device: sys::CUdevice) -> Result<()> {
             "device cuda:{ordinal} ({name}) has compute capability {major}.{minor}, at least 8.0 is required; set device to \"cpu\""
         )));
     }
-    Ok(())
+    Ok((major, minor))
 }
 
 fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<u32> {

@@ -7,6 +7,9 @@ use cudarc::driver::sys::CUresult;
 
 use crate::error::{Code, Error};
 
+/// The result of a driver function.
+pub type Called<T> = std::result::Result<T, DriverError>;
+
 /// Returns true for errors after which the context is unusable, according to the driver's
 /// documentation.
 pub fn is_sticky(result: CUresult) -> bool {
@@ -57,9 +60,21 @@ pub fn failed(what: &str, e: DriverError) -> Error {
 /// Returns the error for an unusable context.
 pub fn lost(what: &str, e: DriverError) -> Error {
     Error::internal(format!(
-        "the CUDA driver failed to {what}: {}; the device is lost, so free this engine and create another",
+        "the CUDA driver failed to {what}: {}; the context is lost, so free all engines of this process on this device, and create others",
         describe(e)
     ))
+}
+
+/// Returns the error for kernels that the driver does not load.
+pub fn cannot_load((major, minor): (u32, u32), e: DriverError) -> Error {
+    use CUresult::*;
+    match e.0 {
+        CUDA_ERROR_UNSUPPORTED_PTX_VERSION | CUDA_ERROR_NO_BINARY_FOR_GPU | CUDA_ERROR_INVALID_IMAGE => Error::unsupported(format!(
+            "the CUDA driver cannot load the kernels for compute capability {major}.{minor}: {}; update the NVIDIA driver, or set device to \"cpu\"",
+            describe(e)
+        )),
+        _ => failed("load the kernels", e),
+    }
 }
 
 pub fn no_pinned_memory(bytes: usize, remedy: &str, e: DriverError) -> Error {
@@ -72,5 +87,14 @@ pub fn no_pinned_memory(bytes: usize, remedy: &str, e: DriverError) -> Error {
 pub fn no_device(ordinal: usize, count: c_int) -> Error {
     Error::unsupported(format!(
         "device is cuda:{ordinal}, but this machine has {count} CUDA devices, numbered from 0; give one of them, or \"cpu\""
+    ))
+}
+
+/// Returns the error for a process whose parent has used the driver.
+pub fn used_before_fork(ordinal: usize) -> Error {
+    let process = std::process::id();
+    Error::unsupported(format!(
+        "device is cuda:{ordinal}, but process {process} is a fork of one that has used CUDA, and the driver does not work in forks; \
+         fork before the first use of CUDA, call exec in the fork, or set device to \"cpu\""
     ))
 }

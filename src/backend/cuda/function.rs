@@ -5,9 +5,8 @@ use std::ffi::{CString, c_int, c_void};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 
-use super::context::Called;
-use super::errors::failed;
-use super::memory::Address;
+use super::address::Address;
+use super::errors::{Called, failed};
 use crate::error::{Error, Result};
 
 pub const WARP: usize = 32;
@@ -43,9 +42,7 @@ impl Function {
             Err(DriverError(CUresult::CUDA_ERROR_NOT_FOUND)) => return Ok(None),
             Err(e) => return Err(failed("find a kernel", e)),
         };
-        // Loaded now and not at its first launch, because its code takes memory. SAFETY: the
-        // function was just obtained from the module.
-        unsafe { sys::cuFuncLoad(function) }.result().map_err(|e| failed("load a kernel", e))?;
+        load_now(function).map_err(|e| failed("load a kernel", e))?;
         let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION;
         // SAFETY: as above.
         let version = unsafe { result::function::get_function_attribute(function, which) };
@@ -86,6 +83,18 @@ impl Function {
         };
         // SAFETY: the caller guarantees the arguments, and the configuration outlives the call.
         unsafe { sys::cuLaunchKernelEx(&config, self.handle, arguments.as_mut_ptr(), std::ptr::null_mut()) }.result()
+    }
+}
+
+/// Loads the code of a kernel now and not at its first launch, because it takes memory.
+fn load_now(function: sys::CUfunction) -> Called<()> {
+    type Load = unsafe extern "C" fn(sys::CUfunction) -> CUresult;
+    // SAFETY: the driver is loaded, and this is the signature of the function.
+    match unsafe { sys::culib().get::<Load>("cuFuncLoad") } {
+        // SAFETY: the function was just obtained from its module.
+        Ok(load) => unsafe { load(function) }.result(),
+        // Drivers before CUDA 12.4 load a kernel when it is obtained from its module.
+        Err(_) => Ok(()),
     }
 }
 

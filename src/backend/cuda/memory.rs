@@ -4,20 +4,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::context::{Called, Context};
-
-/// An address on the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(transparent)]
-pub struct Address(pub u64);
-
-impl Address {
-    pub const NULL: Address = Address(0);
-
-    pub fn at(self, bytes: u64) -> Address {
-        Address(self.0 + bytes)
-    }
-}
+pub use super::address::Address;
+use super::context::Context;
+use super::errors::Called;
 
 /// Device memory.
 pub struct Memory {

@@ -5,20 +5,24 @@
 //! Matrices, K and V have their storage types. An op only queues its kernel;
 //! errors are reported when a batch is uploaded and when results are read (`device`).
 
+mod address;
 mod alloc;
 mod attention;
 mod backlog;
 mod blas;
+mod blas_library;
 mod buffer;
 mod collectives;
 mod connections;
 mod context;
 mod device;
+mod device_context;
 mod errors;
 mod fp8;
 mod function;
 mod graphs;
 mod host;
+mod image;
 mod inputs;
 mod kernels;
 mod kv;
@@ -56,19 +60,12 @@ use tables::{Key, Tables};
 use super::{BackendTypes, HeadGroups};
 use crate::error::{Error, Result};
 
-/// The driver reads 64-bit numbers of a fatbin in place, and toolkits align it to 64 bytes.
-#[repr(align(64))]
-struct Aligned<B>(B);
-
-/// The fatbin that build.rs compiled from `kernels/`. Empty if nvcc was missing.
-static IMAGE: &[u8] = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"))).0;
-
 /// Products of at least this many rows use cuBLASLt.
 const MIN_BLAS_ROWS: usize = 17;
 
 pub struct CudaBackend {
-    /// For products of many rows. None: cuBLASLt is not available, and own kernels compute them.
-    blas: Option<Blas>,
+    /// For products of many rows. The error says why own kernels compute them.
+    blas: std::result::Result<Blas, String>,
     min_blas_rows: usize,
     /// True if no operation stores its results as products round them.
     keeps_f32: bool,
@@ -100,16 +97,16 @@ impl CudaBackend {
     }
 
     fn open(ordinal: usize, invariant: bool, primary: bool) -> Result<CudaBackend> {
-        if IMAGE.is_empty() {
+        if image::is_missing() {
             return Err(Error::unsupported(format!(
                 "device is cuda:{ordinal}, but this library was built without CUDA kernels; \
                  build it with nvcc (make cuda-toolkit installs one), or set device to \"cpu\""
             )));
         }
-        let device = Device::open(ordinal, IMAGE, primary)?;
+        let device = Device::open(ordinal, primary)?;
         let moves = Mutex::new(MoveList::new(&device)?);
         Ok(CudaBackend {
-            blas: if invariant { None } else { Blas::open(&device) },
+            blas: if invariant { Err("PLLM_ENGINE_BATCH_INVARIANT is set".into()) } else { Blas::open(&device) },
             min_blas_rows: MIN_BLAS_ROWS,
             keeps_f32: false,
             invariant,
@@ -136,6 +133,14 @@ impl CudaBackend {
     /// Stores all activations in f32. Only tests and benchmarks call it: results have the same bits.
     pub fn keep_f32(&mut self) {
         self.keeps_f32 = true;
+    }
+
+    /// Describes what computes products of many rows.
+    pub fn blas_library(&self) -> String {
+        match &self.blas {
+            Ok(blas) => blas.library().to_string(),
+            Err(why) => format!("own kernels: {why}"),
+        }
     }
 
     fn partial(&self) -> MutexGuard<'_, Option<Memory>> {
@@ -174,15 +179,5 @@ impl Drop for CudaBackend {
     fn drop(&mut self) {
         // Queued work may still use the memory that is freed next.
         let _ = self.device.wait();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_fatbin_is_aligned() {
-        assert_eq!(IMAGE.as_ptr().addr() % 64, 0);
     }
 }

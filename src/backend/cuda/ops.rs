@@ -139,7 +139,7 @@ impl CudaBackend {
     /// Returns the matrix if cuBLASLt computes products of this many rows with it.
     fn blas_part<'a>(&self, rows: usize, w: &'a Matrix) -> Option<(&Blas, &'a Part)> {
         let part = w.only().filter(|part| matches!(part.stored, Stored::As(Dtype::F16 | Dtype::Bf16) | Stored::Fp8))?;
-        self.blas.as_ref().filter(|_| rows >= self.min_blas_rows).map(|blas| (blas, part))
+        self.blas.as_ref().ok().filter(|_| rows >= self.min_blas_rows).map(|blas| (blas, part))
     }
 
     fn operand(&self, x: &Buf, part: &Part) -> Operand {

@@ -41,7 +41,7 @@ impl Graphs for CudaBackend {
         let Some(rows) = steps.graphs.next_rows(max) else { return self.device.wait().map(|()| None) };
         let extent = inputs.take(&self.device, batch, &self.head_groups(), Some(rows))?;
         // The first cuBLASLt call for a number of rows may not be capturable.
-        let is_new = rows >= self.min_blas_rows && self.blas.is_some();
+        let is_new = rows >= self.min_blas_rows && self.blas.is_ok();
         steps.graphs.begin_recording(&self.device, rows, is_new);
         Ok(Some(extent))
     }

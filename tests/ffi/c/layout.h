@@ -221,7 +221,7 @@ AT(pllm_plan, swap_bytes, 88);
 AT(pllm_plan, swap_blocks, 96);
 AT(pllm_plan, kv_groups, 104);
 
-SIZE(pllm_model_info, 120);
+SIZE(pllm_model_info, 136);
 AT(pllm_model_info, struct_size, 0);
 AT(pllm_model_info, architecture, 8);
 AT(pllm_model_info, architecture_len, 16);
@@ -237,6 +237,8 @@ AT(pllm_model_info, threads, 88);
 AT(pllm_model_info, packed, 96);
 AT(pllm_model_info, packed_reason, 104);
 AT(pllm_model_info, packed_reason_len, 112);
+AT(pllm_model_info, blas_library, 120);
+AT(pllm_model_info, blas_library_len, 128);
 
 SIZE(pllm_admission, 48);
 AT(pllm_admission, struct_size, 0);

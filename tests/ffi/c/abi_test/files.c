@@ -15,6 +15,7 @@ static void packed_weights_are_saved_and_read(void) {
         OK(pllm_engine_get_model_info(engine, &info));
         CHECK(info.packed == packed &&
               (info.packed_reason_len > 0) == (packed == PLLM_PACKED_SAVED));
+        CHECK(info.blas_library_len == 0);
         pllm_sampling sampling = greedy();
         pllm_request request = text_request(FRANCE, &sampling);
         CHECK(text_is(run_request(engine, &request), PARIS, strlen(PARIS)));

@@ -1,0 +1,155 @@
+//! The context of a device, which all engines of this process on the device share, so that their
+//! work can run at the same time. It has the kernels.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use cudarc::driver::{result, sys};
+
+use super::errors::{Called, cannot_load, failed};
+use super::function::Function;
+use super::image;
+use super::kernels::Kernels;
+use crate::error::Result;
+
+/// A context, and the kernels in it.
+pub struct DeviceContext {
+    handle: sys::CUcontext,
+    kind: ContextKind,
+    /// Null until the kernels are loaded.
+    module: sys::CUmodule,
+    /// True after an error that makes the context unusable.
+    lost: AtomicBool,
+}
+
+/// The owner of a context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ContextKind {
+    /// The library's own context, separate from the host application's contexts. Destroying it
+    /// frees everything that it owns.
+    Own,
+    /// The primary context of the device, which the host application may use too. NCCL uses no
+    /// other.
+    Primary(sys::CUdevice),
+}
+
+// SAFETY: the driver permits the use of its handles from any thread.
+unsafe impl Send for DeviceContext {}
+// SAFETY: the driver permits the use of its handles from any thread.
+unsafe impl Sync for DeviceContext {}
+
+/// A device whose kernels are loaded.
+pub type Loaded = (Arc<DeviceContext>, Arc<Kernels>);
+
+/// Contexts with their kernels, by device, and by whether they are primary ones.
+type Contexts = BTreeMap<(c_int, bool), (Weak<DeviceContext>, Weak<Kernels>)>;
+
+/// The contexts in use.
+static CONTEXTS: Mutex<Contexts> = Mutex::new(BTreeMap::new());
+
+impl DeviceContext {
+    /// Returns the context of a device with the kernels for its compute capability. It is created
+    /// if no engine uses it, or if it is lost.
+    pub fn shared(device: sys::CUdevice, capability: (u32, u32), primary: bool) -> Result<Loaded> {
+        let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (device, primary);
+        let known = contexts.get(&key).and_then(|(context, kernels)| Some((context.upgrade()?, kernels.upgrade()?)));
+        if let Some(known) = known.filter(|(context, _)| !context.is_lost()) {
+            return Ok(known);
+        }
+        let (context, kernels) = DeviceContext::load(device, capability, primary)?;
+        contexts.insert(key, (Arc::downgrade(&context), Arc::downgrade(&kernels)));
+        Ok((context, kernels))
+    }
+
+    fn load(device: sys::CUdevice, capability: (u32, u32), primary: bool) -> Result<Loaded> {
+        let opening = |e| failed("open the device", e);
+        let image = image::Kernels::for_capability(capability)?;
+        let (handle, kind) = match primary {
+            false => (create(device), ContextKind::Own),
+            // Its flags stay as they are, because they concern the application too.
+            // SAFETY: the driver is initialized, and the device is valid.
+            true => (unsafe { result::primary_ctx::retain(device) }, ContextKind::Primary(device)),
+        };
+        let mut context = DeviceContext { handle: handle.map_err(opening)?, kind, module: null_mut(), lost: AtomicBool::new(false) };
+        // SAFETY: the image outlives the call, and the driver copies what it needs.
+        let load = || unsafe { result::module::load_data(image.start()) };
+        context.module = context.calling(load).map_err(|e| cannot_load(capability, e))?;
+        let kernels = context.within(|| Kernels::load(|name| Function::load(context.module, name))).map_err(opening)??;
+        Ok((Arc::new(context), Arc::new(kernels)))
+    }
+
+    /// Calls a function with this context as the thread's current one, and restores the previous
+    /// context afterwards.
+    pub fn within<T>(&self, call: impl FnOnce() -> T) -> Called<T> {
+        // SAFETY: the context lives as long as `self`.
+        unsafe { sys::cuCtxPushCurrent_v2(self.handle) }.result()?;
+        let _entered = Entered;
+        Ok(call())
+    }
+
+    /// Like `within`, for driver functions.
+    pub fn calling<T>(&self, call: impl FnOnce() -> Called<T>) -> Called<T> {
+        self.within(call)?
+    }
+
+    /// Records an error that makes the context unusable. New engines get another context.
+    pub fn mark_lost(&self) {
+        self.lost.store(true, Relaxed);
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Relaxed)
+    }
+}
+
+impl Drop for DeviceContext {
+    fn drop(&mut self) {
+        match self.kind {
+            ContextKind::Own => {
+                // SAFETY: every user holds a reference to the context, so none is left. Everything that
+                // the context owns is freed with it.
+                unsafe { sys::cuCtxDestroy_v2(self.handle) };
+            }
+            ContextKind::Primary(device) => {
+                // SAFETY: `load` loaded the module, which is unloaded once.
+                let unload = || if self.module.is_null() { Ok(()) } else { unsafe { result::module::unload(self.module) } };
+                let _ = self.calling(unload);
+                // SAFETY: `load` retained the context, and its users have freed what they own in it.
+                let _ = unsafe { result::primary_ctx::release(device) };
+            }
+        }
+    }
+}
+
+/// Threads that wait for the device sleep instead of spinning, to leave the cores to the host
+/// application.
+const FLAGS: u32 = sys::CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as u32;
+
+/// Creates a context. It is not current. Every driver has this version of the function; later ones
+/// add parameters that the library does not need.
+fn create(device: sys::CUdevice) -> Called<sys::CUcontext> {
+    let mut handle = null_mut();
+    // SAFETY: the driver is initialized, and the device is valid.
+    unsafe { sys::cuCtxCreate_v2(&mut handle, FLAGS, device) }.result()?;
+    // Creation makes the context current.
+    pop_current();
+    Ok(handle)
+}
+
+struct Entered;
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        pop_current();
+    }
+}
+
+fn pop_current() {
+    let mut popped = null_mut();
+    // SAFETY: the driver writes to the pointer and does not read it.
+    unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+}
