@@ -2,7 +2,7 @@
 # A part is a command with a limit in seconds. If it fails or exceeds its limit, the report names it and the other parts
 # run. test_gpu.py checks that the limits of a script add up to at most nine minutes.
 #
-# PARTS="NAME ..." runs only these parts. SMALL=1 selects sizes for a machine without a GPU. Results are in $OUT or
+# PARTS="NAME ..." runs only these parts; the name of no part is an error in the report. SMALL=1 selects sizes for a machine without a GPU. Results are in $OUT or
 # target/gpu/results: SCRIPT.txt is a table, SCRIPT.json the same as JSON, SCRIPT.log what all parts printed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -19,6 +19,7 @@ mkdir -p "$results" "$lines" "$built" "$work/lib" "$work/python"
 : >"$log"
 
 is_selected() { # PART
+    echo "$1" >>"$work/names"
     [[ -z ${PARTS:-} || " $PARTS " == *" $1 "* ]]
 }
 
@@ -47,15 +48,23 @@ ours() { # PART SECONDS [ARGUMENTS]: a part of the benchmark
     part "$1" "$2" "$built/gpu" "$1" "${ceilings[@]}" "--models=$work/models" ${SMALL:+--small} "${@:3}"
 }
 
-peer() { # NAME SECONDS SCRIPT [ARGUMENTS]: a Python script that needs torch and transformers
+peer() { # NAME SECONDS PACKAGES SCRIPT [ARGUMENTS]: a Python script that needs these packages
+    local missing
+    missing=$(python3 -c 'import sys
+from importlib.util import find_spec
+print(*(name for name in sys.argv[1].split(",") if not find_spec(name)), sep=" and no ")' "$3")
     if [ -n "$missing" ]; then
         report "$1" skipped "python3 has no $missing"
     else
-        part "$1" "$2" python3 "$here/$3" "${@:4}"
+        part "$1" "$2" python3 "$here/$4" "${@:5}"
     fi
 }
 
 finish() {
+    local name
+    for name in ${PARTS:-}; do
+        grep -qx "$name" "$work/names" || report "$name" error "$script.sh has no part of this name"
+    done
     python3 "$here/report.py" "$script" "$lines" "$results" | tee -a "$log"
 }
 
@@ -73,8 +82,6 @@ tar -C "$built" -xJf "$target/built.tar.xz" || { echo "$target/built.tar.xz cann
 cp "$built/commit" "$lines/"
 for wheel in "$built"/wheels/*.whl; do [ ! -f "$wheel" ] || python3 -m zipfile -e "$wheel" "$work/python"; done
 export PAGEDLLM_CUDA_DEVICE=0 PYTHONPATH=$built:$work/python PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
-missing=$(python3 -c 'from importlib.util import find_spec
-print(*(name for name in ("torch", "transformers") if not find_spec(name)), sep=" and no ")')
 link_library libcublasLt.so 'libcublasLt.so.*'
 link_library libnccl.so.2 libnccl.so.2
 export LD_LIBRARY_PATH=$work/lib:${LD_LIBRARY_PATH:-}

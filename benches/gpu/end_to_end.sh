@@ -12,13 +12,13 @@ with_model() { # COMMAND PART SECONDS ARGUMENTS...
     if [ -f "$model/model.safetensors.index.json" ]; then "$@"; else report "$2" skipped "the model has no weights"; fi
 }
 
-peer ceilings 30 peers.py ceilings "$work/ceilings"
-peer weights 110 peers.py weights "$model" ${LAYERS:+"$LAYERS"} & # beside a part that is not timed
+peer ceilings 30 torch peers.py ceilings "$work/ceilings"
+peer weights 110 torch peers.py weights "$model" ${LAYERS:+"$LAYERS"} & # beside a part that is not timed
 ours nccl 60
 wait
 with_model ours engine 110 "--model=$model"
 with_model ours serving 100 "--model=$model"
-with_model peer generate 80 peers.py generate "$model" "$lines/engine.jsonl"
+with_model peer generate 80 torch,transformers peers.py generate "$model" "$lines/engine.jsonl"
 rm -rf "$model"
 part cpu 100 "$built/cpu" --scaling --models "$work/models" ${SMALL:+--quick}
 finish

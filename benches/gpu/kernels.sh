@@ -4,15 +4,15 @@
 # the part products uses cuBLASLt from N rows on.
 . "$(dirname "$0")/common.sh"
 
-peer ceilings 30 peers.py ceilings "$work/ceilings"
+peer ceilings 30 torch peers.py ceilings "$work/ceilings"
 ours paged-attention 90
-peer paged_peer 20 peers.py paged "$lines/paged-attention.jsonl"
+peer paged_peer 20 torch peers.py paged "$lines/paged-attention.jsonl"
 ours decode-attention 50
 ours prefill-attention 40
-peer attention_peer 30 peers.py attention "$lines/prefill-attention.jsonl"
+peer attention_peer 30 torch peers.py attention "$lines/prefill-attention.jsonl"
 ours thresholds 50
 ours products 80
-peer products_peer 40 peers.py products "$lines/products.jsonl"
+peer products_peer 40 torch peers.py products "$lines/products.jsonl"
 ours draws 30
-peer flashinfer 70 flashinfer_peer.py "$lines"/{paged,decode,prefill}-attention.jsonl
+peer flashinfer 70 torch flashinfer_peer.py "$lines"/{paged,decode,prefill}-attention.jsonl
 finish

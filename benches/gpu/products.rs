@@ -25,8 +25,9 @@ const MATRICES: [(&str, usize, usize); 5] = [
     ("head", 128_256, 4096),
 ];
 const SMALL: [(&str, usize, usize); 1] = [("small", 96, 200)];
-/// Products in fp8 and int8 are compared with torch in bf16, too.
-const FORMATS: [WeightFormat; 3] = [WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8];
+/// All formats are compared with torch in bf16.
+const FORMATS: [WeightFormat; 4] =
+    [WeightFormat::Bf16, WeightFormat::Fp8, WeightFormat::Int8, WeightFormat::Int4 { group: 64, offsets: true }];
 /// More bytes than the caches of any device hold.
 const BEYOND_CACHES: usize = 256 << 20;
 
@@ -51,13 +52,19 @@ pub fn bench(options: &Options) -> Result<()> {
             continue;
         }
         let mode = if invariant { "batch_invariant" } else { "default" };
-        for format in FORMATS {
+        // Both modes multiply integers by the same kernels.
+        for format in FORMATS.into_iter().filter(|&format| invariant || by_blas(format)) {
             for &matrix in options.sizes(&MATRICES, &SMALL) {
                 matrices(options, &backend, mode, format, matrix)?;
             }
         }
     }
     Ok(())
+}
+
+/// Returns whether cuBLASLt multiplies weights in this format.
+fn by_blas(format: WeightFormat) -> bool {
+    !matches!(format, WeightFormat::Int8 | WeightFormat::Int4 { .. })
 }
 
 /// Without cuBLASLt a backend reserves no workspace for it.
@@ -105,11 +112,15 @@ fn matrices(
 }
 
 fn min_seconds(options: &Options, format: WeightFormat, rows: usize, outs: usize, cols: usize) -> f64 {
-    // Bytes per weight, and arithmetic rate relative to bf16. Weights in int8 are multiplied in bf16.
-    let weight = if format == WeightFormat::Bf16 { 2 } else { 1 };
-    let speed = if format == WeightFormat::Fp8 { 2.0 } else { 1.0 };
-    let bytes = weight * outs * cols + size_of::<f32>() * rows * (outs + cols);
-    options.ceilings.min_seconds(bytes as f64, 2.0 / speed * (rows * outs * cols) as f64)
+    // Bytes per weight, and arithmetic rate relative to bf16, in which integers are multiplied.
+    let (weight, speed) = match format {
+        WeightFormat::Fp8 => (1.0, 2.0),
+        WeightFormat::Int8 => (1.0, 1.0),
+        WeightFormat::Int4 { group, offsets } => (0.5 + if offsets { 4.0 } else { 2.0 } / group as f64, 1.0),
+        _ => (2.0, 1.0),
+    };
+    let bytes = weight * (outs * cols) as f64 + (size_of::<f32>() * rows * (outs + cols)) as f64;
+    options.ceilings.min_seconds(bytes, 2.0 / speed * (rows * outs * cols) as f64)
 }
 
 /// Compares the library's kernels with cuBLASLt, and reports the number of rows from which on
@@ -120,8 +131,7 @@ pub fn thresholds(options: &Options) -> Result<()> {
         skipped(THRESHOLDS, "all", "cuBLASLt was not found");
         return Ok(());
     }
-    // cuBLASLt has no products with weights in int8.
-    for format in [WeightFormat::Bf16, WeightFormat::Fp8] {
+    for format in FORMATS.into_iter().filter(|&format| by_blas(format)) {
         for &(name, outs, cols) in options.sizes(&MATRICES, &SMALL) {
             let all = options.sizes(&THRESHOLD_ROWS, &[8, 32]);
             let mut operands = Operands::new(&backend, format, all[all.len() - 1], outs, cols)?;

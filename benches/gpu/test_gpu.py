@@ -117,6 +117,23 @@ class Machine(unittest.TestCase):
         self.assertEqual(results["verdicts"], [])
         self.assertRegex(log, "== thresholds: .*/gpu thresholds --models=.* --small\n")
 
+    def test_the_name_of_no_part_is_an_error(self):
+        status, results, _ = self.run_script("kernels", PARTS="thresholds treshold", SMALL="1")
+        self.assertEqual((status, len(results["rows"])), (1, 1))
+        self.assertEqual(self.verdicts(results, "error"), {"treshold": "kernels.sh has no part of this name"})
+
+    def test_only_parts_that_need_transformers_are_skipped_without_it(self):
+        packages = self.folder / "packages"
+        packages.mkdir()
+        (packages / "torch.py").write_text("")
+        self.program(self.path / "python3", f'PYTHONPATH={packages} exec {sys.executable} -S "$@"')
+        status, results, _ = self.run_script("works")
+        self.assertEqual(self.verdicts(results, "skipped"), {"models": "python3 has no transformers"})
+        shutil.rmtree(self.folder / "built")
+        shutil.rmtree(self.folder / "gpu")
+        _, results, _ = self.run_script("kernels", PARTS="ceilings")
+        self.assertEqual((self.verdicts(results, "skipped"), set(self.verdicts(results, "error"))), ({}, {"ceilings"}))
+
     def test_sanitizers_run_side_by_side_and_their_reports_are_kept(self):
         # Each waits until all five run.
         running = self.folder / "running"

@@ -16,5 +16,5 @@ part kernels 120 "$built/cuda" --test-threads=8
 part block_kernels 40 "$built/cuda_blocks" --test-threads=8
 part engine_tests 80 "$built/cuda_engine" --test-threads=2 "${ON_DEVICE[@]}"
 ours determinism 80
-peer models 180 models.py
+peer models 180 torch,transformers models.py
 finish
