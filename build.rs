@@ -75,7 +75,14 @@ fn compile_kernels() {
             threads.into_iter().map(|thread| thread.join().expect("the kernels are compiled")).collect::<Vec<_>>()
         });
         images.extend(made.into_iter().flatten());
-        min_driver = if release { toolkit.major_version().max(min_driver) } else { min_driver };
+        if release && toolkit.major_version() > min_driver {
+            min_driver = toolkit.major_version();
+            println!(
+                "cargo:warning=the library needs a driver for CUDA {min_driver}, because {} made its machine code; \
+                 `make cuda-toolkit` installs a ptxas whose code needs CUDA 12",
+                toolkit.ptxas.display()
+            );
+        }
     }
     let list = format!(
         "/// The version of the oldest driver that loads the kernels.\n\
@@ -125,7 +132,7 @@ impl Toolkit {
         let output = command.arg("-warn-spills").output();
         let Ok(output) = output else { panic!("{command:?}: {output:?}") };
         let messages = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{command:?}: {messages}. The kernels need ptxas 12.8 or later");
+        assert!(output.status.success(), "{command:?}: {messages}. {REMEDY}");
         if env::var_os(DENY_SPILLS).is_some() {
             let spill = messages.lines().find(|line| line.contains("spill") && !may_spill(line, arch));
             assert!(spill.is_none(), "sm_{arch}: {}; change the kernel or its launch bounds", spill.unwrap_or_default());
@@ -166,16 +173,21 @@ fn may_spill(message: &str, arch: &str) -> bool {
 fn run(command: &mut Command) {
     match command.status() {
         Ok(status) if status.success() => {}
-        result => panic!(
-            "{command:?} failed: {result:?}. The kernels need CUDA 12.8 or later, whose nvcc `make cuda-toolkit` installs. Without CUDA: NVCC= cargo build"
-        ),
+        result => panic!("{command:?} failed: {result:?}. {REMEDY}"),
     }
 }
 
-/// Returns the ptxas beside nvcc, or else the one on the path.
+/// The remedy if the compiler fails.
+const REMEDY: &str = "The kernels need CUDA 12.8 or later: run `make cuda-toolkit` and build with \
+                      NVCC=target/cuda-toolkit/bin/nvcc, or without CUDA with NVCC= (empty)";
+
+/// Returns the ptxas to use: that of CUDA 12 which `make cuda-toolkit` installs, then the one beside
+/// nvcc, then the one on the path. That of CUDA 12 is not beside nvcc, because nvcc runs the one
+/// beside it on PTX of its own version.
 fn ptxas(nvcc: &Path) -> PathBuf {
     let beside = |nvcc: PathBuf| nvcc.with_file_name("ptxas");
-    let places = [Some(beside(nvcc.to_path_buf())), nvcc.canonicalize().ok().map(beside)];
+    let of_cuda_12 = nvcc.ancestors().nth(2).map(|toolkit| toolkit.join("cuda12/bin/ptxas"));
+    let places = [of_cuda_12, Some(beside(nvcc.to_path_buf())), nvcc.canonicalize().ok().map(beside)];
     places.into_iter().flatten().find(|ptxas| ptxas.is_file()).unwrap_or_else(|| PathBuf::from("ptxas"))
 }
 

@@ -18,8 +18,9 @@ mkdir -p "$toolkit.unfinished"
 python3 -m pip install --quiet --no-deps --disable-pip-version-check --root-user-action=ignore --target "$toolkit.unfinished" \
     "${packages[@]}" "$assembler"
 mv "$toolkit.unfinished/nvidia/cu13" "$toolkit"
-mv "$toolkit.unfinished/nvidia/cuda_nvcc/bin/ptxas" "$toolkit/bin/ptxas"
+mkdir -p "$toolkit/cuda12/bin"
+mv "$toolkit.unfinished/nvidia/cuda_nvcc/bin/ptxas" "$toolkit/cuda12/bin/ptxas"
 rm -rf "$toolkit.unfinished"
-chmod +x "$toolkit"/bin/* "$toolkit"/nvvm/bin/*
+chmod +x "$toolkit"/bin/* "$toolkit"/nvvm/bin/* "$toolkit"/cuda12/bin/*
 echo "${packages[*]} $assembler" >"$toolkit/installed"
 touch build.rs

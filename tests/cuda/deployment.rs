@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::path::Path;
 use std::process::Command;
@@ -120,6 +121,25 @@ fn run(engine: &Engine) -> Result<Vec<u32>> {
         }
     }
     failure.map_or(Ok(tokens.concat()), Err)
+}
+
+/// Functions that cuda.h of CUDA 12.0 declares. The replacement has what the library uses, so a newer
+/// function that the library cannot do without is found here.
+#[test]
+fn the_library_uses_functions_of_cuda_12_only() {
+    if std::env::var("PAGEDLLM_CUDA_DEVICE").is_ok() {
+        return;
+    }
+    cuda::shim(); // builds the replacement
+    let declared: BTreeSet<&str> = include_str!("cuda-12.0-functions.txt").lines().collect();
+    let driver = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cuda-shim/cuda-12.0/libcuda.so");
+    let output = Command::new("nm").args(["--dynamic", "--defined-only"]).arg(driver).output().unwrap();
+    let symbols = String::from_utf8(output.stdout).unwrap();
+    let functions: Vec<_> = symbols.lines().filter_map(|line| line.split(' ').nth(2)).filter(|name| name.starts_with("cu")).collect();
+    assert!(functions.contains(&"cuLaunchKernelEx"), "nm printed {symbols}");
+    for function in functions {
+        assert!(declared.contains(function), "{function} is newer than CUDA 12.0");
+    }
 }
 
 #[test]

@@ -86,9 +86,8 @@ impl Context {
         self.shared.calling(call)
     }
 
-    /// Records an error that makes the context unusable for all engines that share it.
-    pub fn mark_lost(&self) {
-        self.shared.mark_lost();
+    pub fn is_primary(&self) -> bool {
+        self.shared.is_primary()
     }
 }
 

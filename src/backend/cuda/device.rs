@@ -401,10 +401,7 @@ impl Device {
         let Err(e) = result else { return };
         let mut failure = self.failure();
         match (failure.lost, is_sticky(e.0)) {
-            (false, true) => {
-                self.context.mark_lost();
-                *failure = DeviceError { first: Some(lost(what, e)), lost: true };
-            }
+            (false, true) => *failure = DeviceError { first: Some(lost(what, e, self.context.is_primary())), lost: true },
             _ => drop(failure.first.get_or_insert_with(|| failed(what, e))),
         }
     }

@@ -2,14 +2,15 @@
 //! work can run at the same time. It has the kernels.
 
 use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
 
-use super::errors::{Called, cannot_load, failed};
+use super::errors::{Called, cannot_load, failed, is_sticky, lost};
 use super::function::Function;
 use super::image;
 use super::kernels::Kernels;
@@ -44,29 +45,33 @@ unsafe impl Sync for DeviceContext {}
 /// A device whose kernels are loaded.
 pub type Loaded = (Arc<DeviceContext>, Arc<Kernels>);
 
-/// Contexts with their kernels, by device, and by whether they are primary ones.
-type Contexts = BTreeMap<(c_int, bool), (Weak<DeviceContext>, Weak<Kernels>)>;
+/// The context of a device, if engines use it. The lock is held while it is created.
+type Slot = Arc<Mutex<(Weak<DeviceContext>, Weak<Kernels>)>>;
 
-/// The contexts in use.
-static CONTEXTS: Mutex<Contexts> = Mutex::new(BTreeMap::new());
+/// The contexts in use, by device, and by whether they are primary ones.
+static CONTEXTS: Mutex<BTreeMap<(c_int, bool), Slot>> = Mutex::new(BTreeMap::new());
 
 impl DeviceContext {
     /// Returns the context of a device with the kernels for its compute capability. It is created
     /// if no engine uses it, or if it is lost.
     pub fn shared(device: sys::CUdevice, capability: (u32, u32), primary: bool) -> Result<Loaded> {
-        let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (device, primary);
-        let known = contexts.get(&key).and_then(|(context, kernels)| Some((context.upgrade()?, kernels.upgrade()?)));
-        if let Some(known) = known.filter(|(context, _)| !context.is_lost()) {
-            return Ok(known);
+        let slot = lock(&CONTEXTS).entry((device, primary)).or_default().clone();
+        let mut slot = lock(&slot);
+        if let (Some(context), Some(kernels)) = (slot.0.upgrade(), slot.1.upgrade())
+            && !context.is_lost()
+        {
+            return Ok((context, kernels));
         }
         let (context, kernels) = DeviceContext::load(device, capability, primary)?;
-        contexts.insert(key, (Arc::downgrade(&context), Arc::downgrade(&kernels)));
+        *slot = (Arc::downgrade(&context), Arc::downgrade(&kernels));
         Ok((context, kernels))
     }
 
     fn load(device: sys::CUdevice, capability: (u32, u32), primary: bool) -> Result<Loaded> {
-        let opening = |e| failed("open the device", e);
+        let opening = |e: DriverError| match is_sticky(e.0) {
+            true => lost("open the device", e, primary),
+            false => failed("open the device", e),
+        };
         let image = image::Kernels::for_capability(capability)?;
         let (handle, kind) = match primary {
             false => (create(device), ContextKind::Own),
@@ -77,7 +82,7 @@ impl DeviceContext {
         let mut context = DeviceContext { handle: handle.map_err(opening)?, kind, module: null_mut(), lost: AtomicBool::new(false) };
         // SAFETY: the image outlives the call, and the driver copies what it needs.
         let load = || unsafe { result::module::load_data(image.start()) };
-        context.module = context.calling(load).map_err(|e| cannot_load(capability, e))?;
+        context.module = context.calling(load).map_err(|e| if is_sticky(e.0) { opening(e) } else { cannot_load(capability, e) })?;
         let kernels = context.within(|| Kernels::load(|name| Function::load(context.module, name))).map_err(opening)??;
         Ok((Arc::new(context), Arc::new(kernels)))
     }
@@ -91,18 +96,22 @@ impl DeviceContext {
         Ok(call())
     }
 
-    /// Like `within`, for driver functions.
+    /// Like `within`, for driver functions. An error may make the context unusable: engines that are
+    /// created later then get another context.
     pub fn calling<T>(&self, call: impl FnOnce() -> Called<T>) -> Called<T> {
-        self.within(call)?
+        let result = self.within(call).flatten();
+        if result.as_ref().is_err_and(|e| is_sticky(e.0)) {
+            self.lost.store(true, Relaxed);
+        }
+        result
     }
 
-    /// Records an error that makes the context unusable. New engines get another context.
-    pub fn mark_lost(&self) {
-        self.lost.store(true, Relaxed);
-    }
-
-    pub fn is_lost(&self) -> bool {
+    fn is_lost(&self) -> bool {
         self.lost.load(Relaxed)
+    }
+
+    pub fn is_primary(&self) -> bool {
+        matches!(self.kind, ContextKind::Primary(_))
     }
 }
 
@@ -129,15 +138,24 @@ impl Drop for DeviceContext {
 /// application.
 const FLAGS: u32 = sys::CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as u32;
 
-/// Creates a context. It is not current. Every driver has this version of the function; later ones
-/// add parameters that the library does not need.
+/// Creates a context. It is not current. Every driver has this version of the function, which
+/// headers of CUDA 13 and cudarc do not declare any more. Later versions add parameters that the
+/// library does not need.
 fn create(device: sys::CUdevice) -> Called<sys::CUcontext> {
+    type Create = unsafe extern "C" fn(*mut sys::CUcontext, c_uint, sys::CUdevice) -> sys::CUresult;
+    // SAFETY: the driver is loaded, and this is the signature of the function.
+    let create = unsafe { sys::culib().get::<Create>("cuCtxCreate_v2") };
+    let create = create.map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND))?;
     let mut handle = null_mut();
     // SAFETY: the driver is initialized, and the device is valid.
-    unsafe { sys::cuCtxCreate_v2(&mut handle, FLAGS, device) }.result()?;
+    unsafe { create(&mut handle, FLAGS, device) }.result()?;
     // Creation makes the context current.
     pop_current();
     Ok(handle)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Entered;

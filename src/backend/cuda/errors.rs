@@ -57,12 +57,14 @@ pub fn failed(what: &str, e: DriverError) -> Error {
     }
 }
 
-/// Returns the error for an unusable context.
-pub fn lost(what: &str, e: DriverError) -> Error {
-    Error::internal(format!(
-        "the CUDA driver failed to {what}: {}; the context is lost, so free all engines of this process on this device, and create others",
-        describe(e)
-    ))
+/// Returns the error for an unusable context. The application and NCCL may use a primary context
+/// too, so that the library cannot replace it.
+pub fn lost(what: &str, e: DriverError, primary: bool) -> Error {
+    let remedy = match primary {
+        true => "the primary context of the device is lost, so restart the process",
+        false => "the context is lost, so free all engines of this process on this device, and create others",
+    };
+    Error::internal(format!("the CUDA driver failed to {what}: {}; {remedy}", describe(e)))
 }
 
 /// Returns the error for kernels that the driver does not load.
