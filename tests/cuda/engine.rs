@@ -581,8 +581,15 @@ fn recorded_steps_are_retried_after_a_failure() {
             assert!(error.message().contains("record its decode steps"), "{function}: {error}");
         }
     }
-    let steps =
-        ["cuGraphLaunch", "cuEventRecord", "cuEventSynchronize", "cuStreamWaitEvent", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"];
+    let steps = [
+        "cuGraphLaunch",
+        "cuEventRecord",
+        "cuEventQuery",
+        "cuEventSynchronize",
+        "cuStreamWaitEvent",
+        "cuMemcpyDtoHAsync_v2",
+        "cuMemcpyHtoDAsync_v2",
+    ];
     for (function, nth) in steps.into_iter().flat_map(|function| [1, 2, 8].map(|nth| (function, nth))) {
         let engine = Engine::create(&options).unwrap();
         shim.fail(function, nth, OUT_OF_MEMORY);

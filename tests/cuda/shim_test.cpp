@@ -506,7 +506,8 @@ static void events_record_the_time_of_work() {
     float milliseconds;
     CHECK(!cuEventCreate(&first, 0) && !cuEventCreate(&second, 0) && !cuEventRecord(first, session.stream));
     CHECK(!cuEventRecord(second, session.stream) && cuEventElapsedTime(&milliseconds, first, second) == CUDA_ERROR_NOT_READY);
-    CHECK(!cuStreamWaitEvent(session.stream, first, 0) && !cuEventSynchronize(second));
+    CHECK(cuEventQuery(second) == CUDA_ERROR_NOT_READY);
+    CHECK(!cuStreamWaitEvent(session.stream, first, 0) && !cuEventSynchronize(second) && !cuEventQuery(second));
     CHECK(!cuEventElapsedTime(&milliseconds, first, second) && milliseconds >= 0 && !cuEventDestroy_v2(first));
     CHECK(cuEventQuery(first) == CUDA_ERROR_INVALID_HANDLE);
 }

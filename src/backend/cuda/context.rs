@@ -2,8 +2,10 @@
 
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
 
 use super::device_context::DeviceContext;
 use super::errors::Called;
@@ -107,6 +109,11 @@ fn create_event() -> Called<sys::CUevent> {
     Ok(handle)
 }
 
+/// Time for which a wait for an event polls before the thread sleeps: about as long as the system
+/// takes to wake a thread. The event is often near, because the step behind it began before the
+/// host processed the previous one.
+const POLLING: Duration = Duration::from_micros(50);
+
 /// An event in a stream, for which other streams and threads can wait.
 pub struct Event {
     context: Arc<Context>,
@@ -138,8 +145,18 @@ impl Event {
 
     /// Waits until the device has reached the event. Returns immediately if it was never recorded.
     pub fn wait(&self) -> Called<()> {
-        // SAFETY: the event lives as long as `self`.
-        self.context.calling(|| unsafe { result::event::synchronize(self.handle) })
+        self.context.calling(|| {
+            let start = Instant::now();
+            while start.elapsed() < POLLING {
+                // SAFETY: the event lives as long as `self`.
+                match unsafe { result::event::query(self.handle) } {
+                    Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => std::hint::spin_loop(),
+                    result => return result,
+                }
+            }
+            // SAFETY: as above.
+            unsafe { result::event::synchronize(self.handle) }
+        })
     }
 }
 
