@@ -28,6 +28,8 @@ pub trait Alloc: BackendTypes {
     /// Errors: `Model` if the format cannot represent a number, `Unsupported` if the backend does
     /// not support the format, and the errors of `source`.
     fn matrix(&self, cols: usize, sections: &[Section], source: RowSource) -> Result<Self::Matrix>;
+    /// Frees what only the creation of matrices needs.
+    fn end_loading(&self) {}
     /// Returns the bytes that such a matrix allocates.
     fn matrix_bytes(&self, cols: usize, sections: &[Section]) -> u64;
     /// Returns whether matrices can have `Storage::Blocks`, and several sections.

@@ -422,6 +422,7 @@ fn load_weights<B: Backend>(
             decoder
         }
     };
+    decoder.backend().end_loading();
     Ok((info, Box::new(ModelExecutor::new(decoder, kv))))
 }
 

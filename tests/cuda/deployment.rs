@@ -9,13 +9,15 @@ use std::ffi::CStr;
 use std::path::Path;
 use std::process::Command;
 
+use pagedllm::backend::cuda::CudaBackend;
+use pagedllm::backend::{Alloc, RowSource, Section};
 use pagedllm::engine::{Engine, Prompt, Request};
 use pagedllm::error::{Code, Error, Result};
 use pagedllm::ffi::{
     PLLM_ENGINE_SKIP_TOKENIZER, pllm_engine, pllm_engine_create, pllm_engine_free, pllm_engine_health, pllm_engine_options,
     pllm_engine_options_init, pllm_error_free, pllm_error_message,
 };
-use pagedllm::types::options::{EngineOptions, SamplingParams};
+use pagedllm::types::options::{Dtype, EngineOptions, SamplingParams, WeightFormat};
 use serde_json::json;
 use support::cuda::{self, NO_CUBLASLT, OLD_DRIVER, SHIM_PARTS};
 use support::{Random, TempDir, write_random_model};
@@ -266,6 +268,25 @@ fn a_device_with_too_little_memory_is_refused_with_the_numbers() {
         assert_eq!(run(&engine).unwrap(), expected);
         shim.pretend_memory(total, 0);
         assert_eq!(run(&model.create("cuda:0").unwrap()).unwrap(), expected);
+    });
+}
+
+#[test]
+fn a_matrix_whose_source_fails_leaves_no_memory() {
+    in_own_process("a_matrix_whose_source_fails_leaves_no_memory", "", || {
+        let shim = cuda::shim();
+        let backend = CudaBackend::new(0, false).unwrap();
+        // It fails after several transfers were queued.
+        let read = |first: usize, out: &mut [u8]| {
+            out.fill(0);
+            if first < 300 { Ok(()) } else { Err(Error::model("the file ends here")) }
+        };
+        let sections = [Section::numbers(700, Dtype::F32, WeightFormat::F32)];
+        let before = (shim.live_bytes(), shim.pinned_bytes());
+        let error = backend.matrix(1 << 14, &sections, RowSource { read: &read, advance: &mut |_| Ok(()) }).err().unwrap();
+        assert_eq!(error.message(), "the file ends here");
+        backend.end_loading();
+        assert_eq!((shim.live_bytes(), shim.pinned_bytes()), before);
     });
 }
 

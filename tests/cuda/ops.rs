@@ -247,6 +247,17 @@ fn embeddings_in_integers_equal_those_of_the_cpu() {
     }
 }
 
+/// Matrices of several transfers, so that buffers are filled again. The last transfer is shorter.
+#[test]
+fn large_matrices_have_their_numbers() {
+    let (rows, cols) = (300, 1 << 14);
+    let values: Vec<f32> = (0..rows * cols).map(|i| (i % 251) as f32).collect();
+    for format in [WeightFormat::F32, WeightFormat::Bf16] {
+        let backend = cuda::backend();
+        assert_eq!(embeddings(backend, &load(backend, &values, rows, cols, format).unwrap(), rows, cols), values, "{format:?}");
+    }
+}
+
 /// Rows that are longer than what the warps of a block load ahead.
 #[test]
 fn long_products_of_few_rows_equal_those_of_the_cpu() {

@@ -8,6 +8,7 @@ use super::inputs::Inputs;
 use super::matrix::Matrix;
 use super::routes::Routes;
 use super::steps::Steps;
+use super::uploads::Uploads;
 use super::{CudaBackend, attention};
 use crate::backend::{Alloc, AttentionShape, Extent, Graphs, InputLimits, PackedSource, Routing, RowSource, Section};
 use crate::error::{Error, Result};
@@ -27,7 +28,16 @@ impl Alloc for CudaBackend {
     }
 
     fn matrix(&self, cols: usize, sections: &[Section], source: RowSource) -> Result<Matrix> {
-        Matrix::load(&self.device, cols, sections, source)
+        let mut uploads = self.uploads();
+        let uploads = match &mut *uploads {
+            Some(uploads) => uploads,
+            none => none.insert(Uploads::new(&self.device)?),
+        };
+        Matrix::load(&self.device, uploads, cols, sections, source)
+    }
+
+    fn end_loading(&self) {
+        *self.uploads() = None;
     }
 
     fn matrix_bytes(&self, cols: usize, sections: &[Section]) -> u64 {

@@ -215,18 +215,23 @@ impl Device {
     /// Queues a copy of these bytes to the same offset on the device. The bytes must not change
     /// before the copy has been waited for.
     pub fn send(&self, stream: Stream, to: &Memory, from: &Pinned, bytes: Range<usize>) {
+        self.send_to(stream, to, bytes.start as u64, from, bytes);
+    }
+
+    /// The same to another offset.
+    pub fn send_to(&self, stream: Stream, to: &Memory, offset: u64, from: &Pinned, bytes: Range<usize>) {
         if bytes.is_empty() || !self.is_sound() {
             return;
         }
         let (all, space) = (from.bytes(), to.bytes());
-        if bytes.end as u64 > space || bytes.end > all.len() {
-            return self.refuse(Error::internal(format!("copy of bytes {bytes:?} from {} bytes to {space}", all.len())));
+        if offset + bytes.len() as u64 > space || bytes.end > all.len() {
+            return self.refuse(Error::internal(format!("copy of bytes {bytes:?} from {} bytes to offset {offset} of {space}", all.len())));
         }
-        let place = to.address().at(bytes.start as u64);
+        let place = to.address().at(offset);
         // SAFETY: the check above bounds both ranges.
         let send = || unsafe { result::memcpy_htod_async(place.0, &all[bytes], self.context.stream(stream)) };
         let queued = self.context.calling(send);
-        self.remember("copy a batch to the device", queued);
+        self.remember("copy to the device", queued);
     }
 
     /// Queues a copy of these bytes to the same offset in pinned memory. They must not be read

@@ -8,14 +8,12 @@ use super::fp8;
 use super::memory::{Address, Memory};
 use super::records::Source;
 use super::stored::Stored;
+use super::uploads::Uploads;
 use crate::backend::alloc::no_such_number;
 use crate::backend::cpu::{Int4Row, int8_row};
 use crate::backend::{RowSource, Section, Storage};
 use crate::error::{Error, Result, try_vec, try_with_capacity};
 use crate::types::options::Dtype;
-
-/// Bytes that are read from a file at a time.
-const LOAD_BYTES: usize = 16 << 20;
 
 pub struct Matrix {
     pub rows: usize,
@@ -43,7 +41,7 @@ impl Matrix {
     }
 
     /// Reads rows and stores them in the formats of the sections.
-    pub fn load(device: &Device, cols: usize, sections: &[Section], mut source: RowSource) -> Result<Matrix> {
+    pub fn load(device: &Device, uploads: &mut Uploads, cols: usize, sections: &[Section], mut source: RowSource) -> Result<Matrix> {
         let memory = device.memory(sections.iter().map(|section| Self::bytes(cols, section)).sum())?;
         let mut matrix = Matrix { rows: 0, cols, parts: try_with_capacity(sections.len())?, memory };
         let mut offset = 0;
@@ -51,7 +49,10 @@ impl Matrix {
             let (first, rows, stored) = (matrix.rows, section.rows, Stored::for_storage(section.storage)?);
             stored.check_columns(cols)?;
             let part = Part { first, rows, cols, stored, address: matrix.memory.address().at(offset) };
-            Loading { device, memory: &matrix.memory, offset, part, section }.run(&mut source)?;
+            let loaded = Loading { device, memory: &matrix.memory, offset, part, section }.run(uploads, &mut source);
+            // Also after an error, because the memory is freed.
+            let waited = device.wait();
+            loaded.and(waited)?;
             matrix.parts.push(part);
             matrix.rows += rows;
             offset += Self::bytes(cols, section);
@@ -95,28 +96,37 @@ struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    fn run(&self, source: &mut RowSource) -> Result<()> {
+    fn run(&self, uploads: &mut Uploads, source: &mut RowSource) -> Result<()> {
         let Part { first, rows, cols, stored, .. } = self.part;
         let (row, padded) = (self.section.row_bytes(cols), stored.row_bytes(cols));
-        let piece = (LOAD_BYTES / row.max(1)).clamp(1, rows.max(1));
-        let mut read = try_vec(piece * row, 0u8)?;
-        let mut written = try_vec(piece * padded, 0u8)?;
+        let piece = Uploads::rows(row.max(padded)).min(rows);
+        let is_verbatim =
+            row == padded && matches!((self.section.storage, stored), (Storage::Numbers { from, .. }, Stored::As(to)) if from == to);
+        let mut read = try_vec(if is_verbatim { 0 } else { piece * row }, 0u8)?;
         let mut scales = try_vec(rows * stored.scale_bytes(), 0u8)?;
         let converts = matches!(self.section.storage, Storage::Numbers { .. }) && !matches!(stored, Stored::As(_));
         let mut buffers = Buffers { floats: try_vec(if converts { cols } else { 0 }, 0.0f32)?, int4: Int4Row::default() };
-        for start in (0..rows).step_by(piece) {
+        for start in (0..rows).step_by(piece.max(1)) {
             let count = piece.min(rows - start);
-            (source.read)(first + start, &mut read[..count * row])?;
-            (source.advance)(count * row)?;
-            let both = read.chunks_exact(row.max(1)).zip(written.chunks_exact_mut(padded.max(1)));
-            for (i, (from, to)) in both.take(count).enumerate() {
-                if let Some(scale) = self.store_row(start + i, from, to, &mut buffers)? {
-                    scales.as_chunks_mut().0[start + i] = scale.to_le_bytes();
+            let written = uploads.fill(self.device, count * padded)?;
+            if is_verbatim {
+                (source.read)(first + start, written)?;
+            } else {
+                let read = &mut read[..count * row];
+                (source.read)(first + start, read)?;
+                written.fill(0); // rows may be padded
+                for (i, (from, to)) in read.chunks_exact(row.max(1)).zip(written.chunks_exact_mut(padded.max(1))).enumerate() {
+                    if let Some(scale) = self.store_row(start + i, from, to, &mut buffers)? {
+                        scales.as_chunks_mut().0[start + i] = scale.to_le_bytes();
+                    }
                 }
             }
-            self.device.write(self.memory, self.offset + (start * padded) as u64, &written[..count * padded])?;
+            (source.advance)(count * row)?;
+            uploads.send(self.device, self.memory, self.offset + (start * padded) as u64, count * padded);
         }
-        self.device.write(self.memory, self.offset + (rows * padded) as u64, &scales)
+        uploads.fill(self.device, scales.len())?.copy_from_slice(&scales);
+        uploads.send(self.device, self.memory, self.offset + (rows * padded) as u64, scales.len());
+        Ok(())
     }
 
     /// Stores a row of the part. Returns its scale, if rows have scales.

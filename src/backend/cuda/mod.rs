@@ -38,6 +38,7 @@ mod sampler;
 mod steps;
 mod stored;
 mod tables;
+mod uploads;
 mod watchdog;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -56,6 +57,7 @@ use routes::Routes;
 use sampler::DeviceSampler;
 use steps::Steps;
 use tables::{Key, Tables};
+use uploads::Uploads;
 
 use super::{BackendTypes, HeadGroups};
 use crate::error::{Error, Result};
@@ -80,6 +82,8 @@ pub struct CudaBackend {
     tables: Tables,
     steps: Mutex<Steps>,
     moves: Mutex<MoveList>,
+    /// None: no matrix is being loaded.
+    uploads: Mutex<Option<Uploads>>,
     /// The other workers, if there are any.
     exchange: Option<Exchange>,
 }
@@ -116,6 +120,7 @@ impl CudaBackend {
             tables: Tables::default(),
             steps: Mutex::default(),
             moves,
+            uploads: Mutex::default(),
             exchange: None,
         })
     }
@@ -149,6 +154,10 @@ impl CudaBackend {
 
     fn steps(&self) -> MutexGuard<'_, Steps> {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn uploads(&self) -> MutexGuard<'_, Option<Uploads>> {
+        self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn head_groups(&self) -> MutexGuard<'_, Vec<HeadGroups>> {
