@@ -20,6 +20,7 @@ static bool contains(const std::string &text, const char *part) { return text.fi
 template <class Body> int signal_of(Body body) {
     pid_t child = fork();
     if (child == 0) {
+        driver.process = getpid(); // as if it had not been forked
         body();
         _exit(0);
     }
@@ -389,7 +390,7 @@ struct Session {
     void *stream = nullptr, *module = nullptr;
 
     Session() {
-        CHECK(!cuInit(0) && !cuCtxCreate_v4(&context, nullptr, 0, 0) && !cuStreamCreate(&stream, 1) && !cuModuleLoadData(&module, "image"));
+        CHECK(!cuInit(0) && !cuCtxCreate_v2(&context, 0, 0) && !cuStreamCreate(&stream, 1) && !cuModuleLoadData(&module, "image"));
     }
     ~Session() { CHECK(!cuCtxDestroy_v2(context)); }
 
