@@ -36,7 +36,12 @@ const OWN_TOOLKIT: &str = "target/cuda-toolkit/bin/nvcc";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    compile_kernels();
+    let release = env::var("PROFILE").as_deref() == Ok("release");
+    compile_kernels(release);
+    println!("cargo:rustc-check-cfg=cfg(wide_tiles)");
+    if release || host_has_avx512() {
+        println!("cargo:rustc-cfg=wide_tiles");
+    }
     if env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
         println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libpagedllm.so.1");
         // `nodelete` makes dlclose keep the library mapped: Rust does not release thread-local keys
@@ -48,6 +53,19 @@ fn main() {
         println!("cargo:rustc-link-arg-examples=-Wl,-soname,libpagedllm.so.1");
     }
 }
+
+/// Returns whether this machine runs AVX-512. Other machines compile the wide tiles of AVX-512 for
+/// releases only: they are most of the code of the CPU kernels, and no test of theirs runs it.
+fn host_has_avx512() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("avx512f");
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
+}
+
+/// Environment variable with the architectures that get machine code in a release, such as "90a" or
+/// "80,89". Without it, all do. Other builds have no machine code.
+const ARCHS: &str = "PAGEDLLM_CUDA_ARCHS";
 
 /// Environment variable that turns register spills in kernels into errors. It is optional because
 /// other versions of nvcc may spill where the version of CI does not.
@@ -61,21 +79,20 @@ const MAX_SPILL_ON_BLACKWELL: u32 = 48;
 
 /// Compiles kernels/all.cu to images, which `$OUT_DIR/kernels.rs` lists. Without nvcc the list is
 /// empty, and opening a CUDA device fails with an error.
-fn compile_kernels() {
+fn compile_kernels(release: bool) {
     println!("cargo:rerun-if-changed=kernels");
-    ["NVCC", "CUDA_HOME", DENY_SPILLS].iter().for_each(|variable| println!("cargo:rerun-if-env-changed={variable}"));
+    ["NVCC", "CUDA_HOME", ARCHS, DENY_SPILLS].iter().for_each(|variable| println!("cargo:rerun-if-env-changed={variable}"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    let release = env::var("PROFILE").as_deref() == Ok("release");
     let (mut images, mut min_driver) = (Vec::new(), 12);
     if let Some(nvcc) = nvcc() {
-        let toolkit = Toolkit { ptxas: ptxas(&nvcc), nvcc, release, out: out.clone() };
-        let families = FAMILIES.iter().filter(|family| release || family.compute == FALLBACK);
+        let toolkit = Toolkit { ptxas: ptxas(&nvcc), nvcc, archs: archs(release), release, out: out.clone() };
+        let families = FAMILIES.iter().filter(|family| family.compute == FALLBACK || toolkit.machine(family).next().is_some());
         let made = thread::scope(|scope| {
             let threads: Vec<_> = families.map(|family| scope.spawn(|| toolkit.compile(family))).collect();
             threads.into_iter().map(|thread| thread.join().expect("the kernels are compiled")).collect::<Vec<_>>()
         });
         images.extend(made.into_iter().flatten());
-        if release && toolkit.major_version() > min_driver {
+        if !toolkit.archs.is_empty() && toolkit.major_version() > min_driver {
             min_driver = toolkit.major_version();
             println!(
                 "cargo:warning=the library needs a driver for CUDA {min_driver}, because {} made its machine code; \
@@ -97,7 +114,8 @@ fn compile_kernels() {
 struct Toolkit {
     nvcc: PathBuf,
     ptxas: PathBuf,
-    /// True if it makes machine code too.
+    /// Architectures that get machine code.
+    archs: Vec<&'static str>,
     release: bool,
     out: PathBuf,
 }
@@ -105,23 +123,27 @@ struct Toolkit {
 impl Toolkit {
     /// Compiles the kernels for a family. Returns the entries of its images in the list.
     fn compile(&self, family: &Family) -> Vec<String> {
-        let Family { compute, ptx_version, machine } = family;
+        let Family { compute, ptx_version, .. } = family;
         let ptx = self.out.join(format!("compute_{compute}.ptx"));
         let target = format!("-arch=compute_{compute}");
         run(Command::new(&self.nvcc).args(["-ptx", "-std=c++17", "-O3", &target, "kernels/all.cu", "-o"]).arg(&ptx));
         let text = std::fs::read_to_string(&ptx).expect("nvcc writes PTX");
         let declares = |line: &str| if line.starts_with(".version ") { format!(".version {ptx_version}\n") } else { format!("{line}\n") };
         std::fs::write(&ptx, text.lines().map(declares).collect::<String>()).expect("OUT_DIR can be written");
-        let machine = if self.release { machine } else { &[][..] };
         let assembled = thread::scope(|scope| {
-            let threads: Vec<_> = machine.iter().map(|&arch| scope.spawn(|| self.assemble(&ptx, arch))).collect();
+            let threads: Vec<_> = self.machine(family).map(|arch| scope.spawn(|| self.assemble(&ptx, arch))).collect();
             threads.into_iter().map(|thread| thread.join().expect("the PTX is assembled")).collect::<Vec<_>>()
         });
-        let mut images: Vec<_> = assembled.iter().zip(machine).map(|(path, arch)| self.image(path, "Machine", arch)).collect();
+        let mut images: Vec<_> = assembled.iter().zip(self.machine(family)).map(|(path, arch)| self.image(path, "Machine", arch)).collect();
         if *compute == FALLBACK {
             images.push(self.image(&ptx, "Ptx", compute));
         }
         images
+    }
+
+    /// Returns the architectures of a family that get machine code.
+    fn machine(&self, family: &Family) -> impl Iterator<Item = &'static str> {
+        family.machine.iter().copied().filter(|arch| self.archs.contains(arch))
     }
 
     /// Makes machine code.
@@ -163,6 +185,15 @@ impl Toolkit {
         let major = release.and_then(|major| major.parse().ok());
         major.unwrap_or_else(|| panic!("{} --version reports no version: {text}", self.ptxas.display()))
     }
+}
+
+/// Returns the architectures that get machine code.
+fn archs(release: bool) -> Vec<&'static str> {
+    let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.machine).copied().collect();
+    let list = if release { env::var(ARCHS).unwrap_or_else(|_| known.join(",")) } else { String::new() };
+    let find = |name: &str| known.iter().copied().find(|&arch| arch == name);
+    let names = list.split(',').map(str::trim).filter(|name| !name.is_empty());
+    names.map(|name| find(name).unwrap_or_else(|| panic!("${ARCHS} has {name:?}; known architectures are {known:?}"))).collect()
 }
 
 /// Returns whether a message of ptxas is about spills that are accepted: it has the bytes of stores and

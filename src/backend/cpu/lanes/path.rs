@@ -42,9 +42,10 @@ impl Isa {
         self.is_present() || (cfg!(all(test, target_arch = "x86_64")) && Isa::Avx2.is_present())
     }
 
-    /// Returns true if products have wide tiles: vectors have 512 bits, and the path is not emulated.
+    /// Returns true if products have wide tiles: vectors have 512 bits, the path is not emulated, and
+    /// this build has such tiles (build.rs).
     pub(in super::super) fn has_wide_tiles(self) -> bool {
-        matches!(self, Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16) && self.is_present()
+        cfg!(wide_tiles) && matches!(self, Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16) && self.is_present()
     }
 
     /// # Safety

@@ -18,8 +18,8 @@ macro_rules! lanes {
         #[allow(clippy::undocumented_unsafe_blocks)]
         impl Lanes for $name {
             const N: usize = $n;
-            const ATTENTION_QUERIES: usize = if EMULATED { 2 } else { 8 };
-            const NARROW_TILES: bool = EMULATED || $n < 16;
+            const ATTENTION_QUERIES: usize = if EMULATED || ($n == 16 && !cfg!(wide_tiles)) { 2 } else { 8 };
+            const NARROW_TILES: bool = EMULATED || $n < 16 || !cfg!(wide_tiles);
             type V = $v;
             #[inline(always)]
             unsafe fn splat(x: f32) -> $v {
