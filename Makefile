@@ -330,11 +330,12 @@ paper:
 	PYTHONPATH=build/paper benches/paper/report.py docs/evaluation/numbers.json docs
 
 # Runs a short form of the evaluation into target/paper-quick, and checks that the page is that of its
-# numbers.
+# numbers. The profile is that of the tests: a release with the packages of benchmarks is another build of
+# the library, which takes minutes.
 paper-quick:
 	scripts/setup.sh paper
 	@mkdir -p target/paper-quick
-	cargo bench --locked --bench paper -- --quick --out target/paper-quick/numbers.json
+	cargo bench --profile dev --locked --bench paper -- --quick --out target/paper-quick/numbers.json
 	PYTHONPATH=build/paper benches/paper/report.py target/paper-quick/numbers.json target/paper-quick
 	benches/paper/report.py docs/evaluation/numbers.json docs --check
 
