@@ -3,7 +3,6 @@
 //! Its functions are declared here: cudarc does not search Python packages, takes any version, and
 //! panics if a function is missing.
 
-use std::error::Error as _;
 use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -17,6 +16,8 @@ use cudarc::cublaslt::sys::{
     cudaDataType,
 };
 use libloading::Library;
+
+use super::shared_library;
 
 /// The status of a failed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,9 +141,7 @@ impl BlasLibrary {
     }
 
     fn open(path: &Path, driver: c_int) -> std::result::Result<BlasLibrary, String> {
-        // SAFETY: loading the library runs only its initializers, for which it is designed.
-        let library = unsafe { Library::new(path) };
-        let library: &'static Library = Box::leak(Box::new(library.map_err(describe)?));
+        let library = shared_library::open(path)?;
         let get_version: unsafe extern "C" fn() -> usize = function(library, "cublasLtGetVersion")?;
         // SAFETY: the function has no arguments.
         let version = unsafe { get_version() };
@@ -357,11 +356,7 @@ fn path_of(function: *const c_void) -> Option<PathBuf> {
 fn function<F: Copy + 'static>(library: &'static Library, name: &str) -> std::result::Result<F, String> {
     // SAFETY: the fields of `BlasLibrary` have the signatures of its header, which have not changed
     // since CUDA 11.
-    unsafe { library.get::<F>(name) }.map(|symbol| *symbol).map_err(describe)
-}
-
-fn describe(error: libloading::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+    unsafe { shared_library::function(library, name) }
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ mod ops;
 mod records;
 mod routes;
 mod sampler;
+mod shared_library;
 mod steps;
 mod stored;
 mod tables;

@@ -4,7 +4,6 @@
 //! Its functions are declared here: cudarc does not look for the name `libnccl.so.2`, which NCCL
 //! has without its development files, and panics if a function is missing.
 
-use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr;
@@ -17,6 +16,7 @@ use libloading::Library;
 use super::context::{Context, Stream};
 use super::errors::failed;
 use super::memory::Address;
+use super::shared_library;
 use crate::error::{Error, Result};
 use crate::sys::threads;
 
@@ -63,10 +63,8 @@ impl Nccl {
     }
 
     fn open() -> Result<Nccl> {
-        // SAFETY: loading the library runs only its initializers, for which it is designed.
-        let open = |name: &str| unsafe { Library::new(name) };
-        let library = open(NAMES[0]).or_else(|error| open(NAMES[1]).map_err(|_| error));
-        let library = Box::leak(Box::new(library.map_err(cannot_load)?));
+        let library = shared_library::open(NAMES[0]).or_else(|error| shared_library::open(NAMES[1]).map_err(|_| error));
+        let library = library.map_err(cannot_load)?;
         Ok(Nccl {
             get_version: function(library, "ncclGetVersion")?,
             get_unique_id: function(library, "ncclGetUniqueId")?,
@@ -119,12 +117,10 @@ impl Nccl {
 fn function<F: Copy + 'static>(library: &'static Library, name: &str) -> Result<F> {
     // SAFETY: the fields of `Nccl` have the signatures of NCCL's header, which do not change within its
     // major version.
-    let symbol = unsafe { library.get::<F>(name) };
-    symbol.map(|symbol| *symbol).map_err(cannot_load)
+    unsafe { shared_library::function(library, name) }.map_err(cannot_load)
 }
 
-fn cannot_load(error: libloading::Error) -> Error {
-    let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+fn cannot_load(why: String) -> Error {
     Error::unsupported(format!(
         "{} cannot be loaded ({why}); install NCCL, or set tensor_parallel and pipeline_parallel to 1 and device to one device",
         NAMES[0]
