@@ -34,13 +34,13 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Creates streams. `primary`: the context is a primary one.
-    pub fn new(shared: Arc<DeviceContext>, primary: bool) -> Called<Context> {
+    /// Creates streams.
+    pub fn new(shared: Arc<DeviceContext>) -> Called<Context> {
         let mut context = Context { shared, streams: [null_mut(); 2], waits: [null_mut(); 2] };
         for which in [Stream::Compute, Stream::Copies] {
             let stream = context.calling(|| result::stream::create(result::stream::StreamKind::NonBlocking))?;
             context.streams[which as usize] = stream;
-            if primary {
+            if context.is_primary() {
                 context.waits[which as usize] = context.calling(create_event)?;
             }
         }
@@ -109,9 +109,9 @@ fn create_event() -> Called<sys::CUevent> {
     Ok(handle)
 }
 
-/// Time for which a wait for an event polls before the thread sleeps: about as long as the system
-/// takes to wake a thread. The event is often near, because the step behind it began before the
-/// host processed the previous one.
+/// Time for which a wait for an event polls before the thread sleeps, because waking a thread takes
+/// tens of microseconds. The event is often near, because the step behind it began before the host
+/// processed the previous one.
 const POLLING: Duration = Duration::from_micros(50);
 
 /// An event in a stream, for which other streams and threads can wait.

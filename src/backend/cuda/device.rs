@@ -78,7 +78,7 @@ impl Device {
         let capability = check_capability(ordinal, device)?;
         let multiprocessors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let (shared, kernels) = DeviceContext::shared(device, capability, primary)?;
-        let context = Arc::new(Context::new(shared, primary).map_err(opening)?);
+        let context = Arc::new(Context::new(shared).map_err(opening)?);
         let (failure, skips) = (Mutex::default(), AtomicBool::new(false));
         Ok(Device {
             context,

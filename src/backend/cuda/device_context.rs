@@ -14,7 +14,7 @@ use super::errors::{Called, cannot_load, failed, is_sticky, lost};
 use super::function::Function;
 use super::image;
 use super::kernels::Kernels;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A context, and the kernels in it.
 pub struct DeviceContext {
@@ -68,10 +68,8 @@ impl DeviceContext {
     }
 
     fn load(device: sys::CUdevice, capability: (u32, u32), primary: bool) -> Result<Loaded> {
-        let opening = |e: DriverError| match is_sticky(e.0) {
-            true => lost("open the device", e, primary),
-            false => failed("open the device", e),
-        };
+        let lost_or = |e: DriverError, error: Error| if is_sticky(e.0) { lost("open the device", e, primary) } else { error };
+        let opening = |e| lost_or(e, failed("open the device", e));
         let image = image::Kernels::for_capability(capability)?;
         let (handle, kind) = match primary {
             false => (create(device), ContextKind::Own),
@@ -82,7 +80,7 @@ impl DeviceContext {
         let mut context = DeviceContext { handle: handle.map_err(opening)?, kind, module: null_mut(), lost: AtomicBool::new(false) };
         // SAFETY: the image outlives the call, and the driver copies what it needs.
         let load = || unsafe { result::module::load_data(image.start()) };
-        context.module = context.calling(load).map_err(|e| if is_sticky(e.0) { opening(e) } else { cannot_load(capability, e) })?;
+        context.module = context.calling(load).map_err(|e| lost_or(e, cannot_load(capability, e)))?;
         let kernels = context.within(|| Kernels::load(|name| Function::load(context.module, name))).map_err(opening)??;
         Ok((Arc::new(context), Arc::new(kernels)))
     }

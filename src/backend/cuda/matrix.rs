@@ -44,20 +44,24 @@ impl Matrix {
     pub fn load(device: &Device, uploads: &mut Uploads, cols: usize, sections: &[Section], mut source: RowSource) -> Result<Matrix> {
         let memory = device.memory(sections.iter().map(|section| Self::bytes(cols, section)).sum())?;
         let mut matrix = Matrix { rows: 0, cols, parts: try_with_capacity(sections.len())?, memory };
-        let mut offset = 0;
+        let loaded = matrix.load_sections(device, uploads, sections, &mut source);
+        // Also after an error, because the memory is freed.
+        let transferred = device.wait();
+        loaded.and(transferred).map(|()| matrix)
+    }
+
+    fn load_sections(&mut self, device: &Device, uploads: &mut Uploads, sections: &[Section], source: &mut RowSource) -> Result<()> {
+        let (cols, mut offset) = (self.cols, 0);
         for section in sections {
-            let (first, rows, stored) = (matrix.rows, section.rows, Stored::for_storage(section.storage)?);
+            let (first, rows, stored) = (self.rows, section.rows, Stored::for_storage(section.storage)?);
             stored.check_columns(cols)?;
-            let part = Part { first, rows, cols, stored, address: matrix.memory.address().at(offset) };
-            let loaded = Loading { device, memory: &matrix.memory, offset, part, section }.run(uploads, &mut source);
-            // Also after an error, because the memory is freed.
-            let waited = device.wait();
-            loaded.and(waited)?;
-            matrix.parts.push(part);
-            matrix.rows += rows;
+            let part = Part { first, rows, cols, stored, address: self.memory.address().at(offset) };
+            Loading { device, memory: &self.memory, offset, part, section }.run(uploads, source)?;
+            self.parts.push(part);
+            self.rows += rows;
             offset += Self::bytes(cols, section);
         }
-        Ok(matrix)
+        Ok(())
     }
 
     pub fn parts(&self) -> &[Part] {
@@ -124,9 +128,7 @@ impl Loading<'_> {
             (source.advance)(count * row)?;
             uploads.send(self.device, self.memory, self.offset + (start * padded) as u64, count * padded);
         }
-        uploads.fill(self.device, scales.len())?.copy_from_slice(&scales);
-        uploads.send(self.device, self.memory, self.offset + (rows * padded) as u64, scales.len());
-        Ok(())
+        self.device.write(self.memory, self.offset + (rows * padded) as u64, &scales)
     }
 
     /// Stores a row of the part. Returns its scale, if rows have scales.
