@@ -35,15 +35,11 @@ impl<E: Cached> Attend<'_, E> {
             for part in [Part::Before, Part::Shared, Part::After] {
                 if part == Part::Shared {
                     // Constants, so that rustc generates no code for tiles that the path lacks.
-                    if const { L::ATTENTION_QUERIES >= MAX_TILE } {
-                        match tile {
-                            4 => self.add_values::<L, 4, true>(span, query, shared),
-                            3 => self.add_values::<L, 3, true>(span, query, shared),
-                            _ => {}
-                        }
-                    }
-                    if const { L::ATTENTION_QUERIES > 1 } && tile == 2 {
-                        self.add_values::<L, 2, true>(span, query, shared);
+                    match tile {
+                        4 if const { L::ATTENTION_QUERIES >= 4 } => self.add_values::<L, 4, true>(span, query, shared),
+                        3 if const { L::ATTENTION_QUERIES >= 3 } => self.add_values::<L, 3, true>(span, query, shared),
+                        2 if const { L::ATTENTION_QUERIES >= 2 } => self.add_values::<L, 2, true>(span, query, shared),
+                        _ => {}
                     }
                     continue;
                 }

@@ -25,9 +25,8 @@ pub trait Lanes: Copy + 'static {
     /// portable path has 1: its multiplications are calls, which tiles do not speed up, and such
     /// tiles were a quarter of all machine code of kernels.
     const ATTENTION_QUERIES: usize = 8;
-    /// True if products have the narrow tiles of paths with 8 lanes. If each operation is a call,
-    /// wide tiles would take the compiler minutes.
-    const NARROW_TILES: bool = Self::N < 16;
+    /// True if products have code for wide tiles. Others have the narrow tiles of paths with 8 lanes.
+    const WIDE_TILES: bool = false;
     type V: Copy;
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;

@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use super::Lanes;
 
-/// False: operations are instructions.
-const EMULATED: bool = false;
+/// True if 16 lanes have wide tiles (build.rs).
+const WIDE_TILES: bool = cfg!(wide_tiles);
 
 macro_rules! lanes {
     ($name:ident, $n:literal, $v:ty, $set1:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, $div:ident,
@@ -18,8 +18,8 @@ macro_rules! lanes {
         #[allow(clippy::undocumented_unsafe_blocks)]
         impl Lanes for $name {
             const N: usize = $n;
-            const ATTENTION_QUERIES: usize = if EMULATED || ($n == 16 && !cfg!(wide_tiles)) { 2 } else { 8 };
-            const NARROW_TILES: bool = EMULATED || $n < 16 || !cfg!(wide_tiles);
+            const WIDE_TILES: bool = $n == 16 && WIDE_TILES;
+            const ATTENTION_QUERIES: usize = if $n == 16 && !WIDE_TILES { 2 } else { 8 };
             type V = $v;
             #[inline(always)]
             unsafe fn splat(x: f32) -> $v {

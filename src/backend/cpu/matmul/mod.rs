@@ -386,9 +386,9 @@ unsafe fn each_tile<L: Lanes, T: Tiled>(kernel: &T, args: &Args, panels: &Range<
                 for (tile, kept) in (first_tile..first_tile + tiles_at_once).zip(&mut places) {
                     let rows = tiles.rows(tile);
                     // Constants, so that rustc generates no code for the tiles of other paths.
-                    if const { !L::NARROW_TILES && T::MAX_ROWS == FLOAT_ROWS } {
+                    if const { L::WIDE_TILES && T::MAX_ROWS == FLOAT_ROWS } {
                         tile_of!(rows, panel, stretch, kept, 2: 1 2 3 4 5 6 7 8 9 10 11 12)
-                    } else if const { !L::NARROW_TILES } {
+                    } else if const { L::WIDE_TILES } {
                         tile_of!(rows, panel, stretch, kept, 2: 1 2 3 4 5 6)
                     } else if const { L::N == 16 } {
                         tile_of!(rows, panel, stretch, kept, 2: 1 2 3)

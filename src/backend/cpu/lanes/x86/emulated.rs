@@ -11,8 +11,8 @@ use std::mem::transmute;
 
 use super::Lanes;
 
-/// True: operations are calls.
-const EMULATED: bool = true;
+/// Operations are calls, with which wide tiles would take the compiler minutes.
+const WIDE_TILES: bool = false;
 
 #[derive(Clone, Copy)]
 pub struct __m512(__m256, __m256);
