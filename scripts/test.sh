@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build
 log=build/test.log
-# Machine code for one architecture: that for all takes ten minutes of processor time (`make lib`).
+# Machine code for one architecture: that for all takes minutes (`make lib`).
 export CARGO_INCREMENTAL=0 PAGEDLLM_CUDA_ARCHS=80
 make --no-print-directory --keep-going --jobs=2 --output-sync=target stages 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}

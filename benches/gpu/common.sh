@@ -2,8 +2,9 @@
 # A part is a command with a limit in seconds. If it fails or exceeds its limit, the report names it and the other parts
 # run. test_gpu.py checks that the limits of a script add up to at most nine minutes.
 #
-# PARTS="NAME ..." runs only these parts; the name of no part is an error in the report. SMALL=1 selects sizes for a machine without a GPU. Results are in $OUT or
-# target/gpu/results: SCRIPT.txt is a table, SCRIPT.json the same as JSON, SCRIPT.log what all parts printed.
+# PARTS="NAME ..." runs only these parts; the name of no part is an error in the report. SMALL=1 selects sizes for a machine
+# without a GPU. Results are in $OUT or target/gpu/results: SCRIPT.txt is a table, SCRIPT.json the same as JSON, SCRIPT.log
+# what all parts printed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 script=$(basename "$0" .sh)
