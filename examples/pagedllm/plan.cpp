@@ -124,6 +124,7 @@ static std::string inspect_json(const Engine &engine, const Inspection &model) {
     json.member("weight_format", name_of(weights_choices, model.weight_format)).member("weight_bytes", model.plan.weight_bytes);
     json.member("kv_dtype", name_of(dtype_choices, pagedllm::Dtype(model.plan.kv_dtype))).member("kv_groups", model.plan.kv_groups);
     json.member("packed", name_of(packed_choices, info.packed)).member_or_null("packed_reason", info.packed_reason);
+    json.member_or_null("blas_library", info.blas_library);
     return json.key("library").raw(pllm_build_info()).end_object().text();
 }
 
@@ -159,6 +160,7 @@ static std::string inspect_table(const Engine &engine, const Inspection &model) 
     if (info.packed != pagedllm::Packed::unused) rows.push_back({"packed weights", name_of(packed_choices, info.packed)});
     if (!info.packed_reason.empty()) rows.push_back({"packed weights, reason", std::string(info.packed_reason)});
     rows.push_back({"instruction path", std::string(info.isa)});
+    if (!info.blas_library.empty()) rows.push_back({"BLAS library", std::string(info.blas_library)});
     rows.push_back({"threads", count(info.threads)});
     return table("ll", rows);
 }

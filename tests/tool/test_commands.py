@@ -183,6 +183,7 @@ class Inspect(ToolTest):
         self.assertTrue(model["has_chat_template"] and model["has_tokenizer"])
         self.assertEqual(model["prompt_token_ids"], [{"id": 0, "text": "<s>"}])
         self.assertIn("LlamaForCausalLM", model["library"]["architectures"])
+        self.assertIsNone(model["blas_library"])  # the CPU uses none
 
     def test_a_model_without_tokenizer_is_described(self):
         table = self.output("inspect", MODEL, "--skip-tokenizer")
