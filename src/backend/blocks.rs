@@ -193,11 +193,16 @@ impl Block {
     }
 
     /// Stores the low four bits of all bytes as codes from `first` on, and then the high four bits.
+    /// There are 16 or 32 bytes. Words of eight bytes stay in registers; a loop over bytes takes two
+    /// to three times as long.
     #[inline(always)]
     fn nibbles(&mut self, first: usize, bytes: &[u8]) {
+        const LOW: u64 = 0x0f0f_0f0f_0f0f_0f0f;
         let (low, high) = self.codes[first..first + 2 * bytes.len()].split_at_mut(bytes.len());
-        for ((low, high), byte) in low.iter_mut().zip(high).zip(bytes) {
-            (*low, *high) = (byte & 15, byte >> 4);
+        let codes = low.as_chunks_mut().0.iter_mut().zip(high.as_chunks_mut().0);
+        for ((low, high), eight) in codes.zip(bytes.as_chunks().0) {
+            let eight = u64::from_le_bytes(*eight);
+            (*low, *high) = ((eight & LOW).to_le_bytes(), (eight >> 4 & LOW).to_le_bytes());
         }
     }
 

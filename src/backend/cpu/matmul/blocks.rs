@@ -11,13 +11,15 @@
 //!
 //! Types without offsets have none of the offsets.
 
-use super::super::lanes::{Kernel, Lanes};
-use super::PANEL;
+use super::super::lanes::{Kernel, Lanes, prefetch};
 use super::bytes::{BLOCK_WORDS, STEP_BYTES, high_bit};
+use super::{LINE, PANEL};
 use crate::backend::blocks::Block;
 use crate::error::{Error, Result};
 use crate::types::blocks::{BlockCodes, BlockType};
 
+/// Prefetch distance in bytes of a row while it is packed.
+const ROW_AHEAD: usize = 256;
 /// Columns of the longest block.
 const MAX_BLOCK: usize = 4 * BLOCK_WORDS;
 
@@ -194,7 +196,8 @@ impl Kernel for PackBlocks<'_> {
 }
 
 impl PackBlocks<'_> {
-    /// Packs one block of all rows at a time, so that the destination stays in the L1 cache.
+    /// Packs one block of all rows at a time, so that the destination stays in the L1 cache. The
+    /// hardware does not prefetch as many rows.
     #[inline(always)]
     fn pack(self, kind: BlockType) {
         let PackBlocks { layout, row_bytes, rows, panel, refused } = self;
@@ -203,6 +206,9 @@ impl PackBlocks<'_> {
         for (place, out) in panel.chunks_exact_mut(layout.block_bytes()).enumerate() {
             for (n, row) in rows.chunks_exact(row_bytes).enumerate() {
                 let bytes = &row[place * layout.kind.block_bytes()..][..layout.kind.block_bytes()];
+                for line in (0..bytes.len()).step_by(LINE) {
+                    prefetch(bytes.as_ptr().wrapping_add(ROW_AHEAD + line));
+                }
                 if let Err(error) = block.decode(layout.kind, bytes)
                     && refused.as_ref().is_none_or(|(row, _)| n < *row)
                 {
