@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# usage: [MIN_BLAS_ROWS=N] kernels.sh
+# usage: [MIN_BLAS_ROWS=N] [MAX_NORMED_ROWS=N] kernels.sh
 # How fast are the kernels, compared with the limits of the device, torch, cuBLASLt and FlashInfer. With MIN_BLAS_ROWS
-# the part products uses cuBLASLt from N rows on.
+# the part products uses cuBLASLt from N rows on. With MAX_NORMED_ROWS the part fusions begins products of up to N rows
+# with norms.
 . "$(dirname "$0")/common.sh"
 
 peer ceilings 30 torch peers.py ceilings "$work/ceilings"
@@ -13,6 +14,7 @@ peer attention_peer 30 torch peers.py attention "$lines/prefill-attention.jsonl"
 ours thresholds 50
 ours products 80
 peer products_peer 40 torch peers.py products "$lines/products.jsonl"
+ours fusions 20
 ours draws 30
-peer flashinfer 70 torch flashinfer_peer.py "$lines"/{paged,decode,prefill}-attention.jsonl
+peer flashinfer 60 torch flashinfer_peer.py "$lines"/{paged,decode,prefill}-attention.jsonl
 finish

@@ -7,6 +7,7 @@ mod common;
 mod determinism;
 mod draws;
 mod engine;
+mod fusions;
 mod line;
 #[path = "../cpu/model.rs"]
 #[allow(dead_code)] // only the CPU benchmark uses the rest
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
             Part::PrefillAttention => attention::prefill(&options),
             Part::Thresholds => products::thresholds(&options),
             Part::Products => products::bench(&options),
+            Part::Fusions => fusions::bench(&options),
             Part::Draws => draws::bench(&options),
             Part::Engine => engine::bench(&options),
             Part::Serving => serving::bench(&options),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::Result;
 
-const USAGE: &str = "usage: gpu probe|paged-attention|decode-attention|prefill-attention|thresholds|products|draws|engine|serving|determinism|nccl \
+const USAGE: &str = "usage: gpu probe|paged-attention|decode-attention|prefill-attention|thresholds|products|fusions|draws|engine|serving|determinism|nccl \
     [--bandwidth=BYTES_PER_SECOND] [--flops=FLOP_PER_SECOND] [--model=DIR] [--models=DIR] [--small]";
 
 pub enum Part {
@@ -14,6 +14,7 @@ pub enum Part {
     PrefillAttention,
     Thresholds,
     Products,
+    Fusions,
     Draws,
     Engine,
     Serving,
@@ -87,6 +88,7 @@ impl Part {
             "prefill-attention" => Part::PrefillAttention,
             "thresholds" => Part::Thresholds,
             "products" => Part::Products,
+            "fusions" => Part::Fusions,
             "draws" => Part::Draws,
             "engine" => Part::Engine,
             "serving" => Part::Serving,

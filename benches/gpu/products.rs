@@ -111,7 +111,7 @@ fn matrices(
     Ok(())
 }
 
-fn min_seconds(options: &Options, format: WeightFormat, rows: usize, outs: usize, cols: usize) -> f64 {
+pub fn min_seconds(options: &Options, format: WeightFormat, rows: usize, outs: usize, cols: usize) -> f64 {
     // Bytes per weight, and arithmetic rate relative to bf16, in which integers are multiplied.
     let (weight, speed) = match format {
         WeightFormat::Fp8 => (1.0, 2.0),
@@ -164,7 +164,7 @@ fn by_both(backend: &mut CudaBackend, operands: &mut Operands, rows: usize) -> R
 }
 
 /// Returns more copies of the matrix than the caches of the device hold.
-fn copies(backend: &CudaBackend, format: WeightFormat, outs: usize, cols: usize) -> Result<Vec<Matrix>> {
+pub fn copies(backend: &CudaBackend, format: WeightFormat, outs: usize, cols: usize) -> Result<Vec<Matrix>> {
     let weights = Weights::new();
     let count = BEYOND_CACHES.div_ceil(outs * cols).min(8);
     (0..count).map(|_| Ok(matrix(backend, &weights, format, outs, cols)?)).collect()

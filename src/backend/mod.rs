@@ -25,8 +25,8 @@ pub use collectives::{Collectives, ColumnPart, Workers};
 pub use graphs::Graphs;
 pub use kv::{KvOps, KvShape};
 pub use operands::{
-    Act, Activation, AttentionShape, ExpertGroups, ExpertOf, Glu, GroupScore, HeadGroups, HeadShard, Heads, MatrixOf, MlpOf, NormKind,
-    NormOf, Pairs, RotaryEmbedding, Routing, Scores, Strips, Values, WithBias,
+    Act, Activation, Addition, AttentionShape, Branch, ExpertGroups, ExpertOf, Glu, GroupScore, HeadGroups, HeadShard, Heads, MatrixOf,
+    MlpOf, NormKind, NormOf, Pairs, RotaryEmbedding, Routing, Scores, Strips, Values, WithBias,
 };
 pub use ops::Ops;
 pub use sampling::Sampling;

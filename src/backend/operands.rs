@@ -19,6 +19,22 @@ pub struct MlpOf<'a, M, B> {
     pub down: WithBias<'a, M, B>, // [hidden, width]
 }
 
+/// A residual stream, and the output of a branch that is added to it: `x[r] += scale * delta[r]`.
+pub struct Branch<'a, Buf> {
+    pub scale: f32,
+    pub x: &'a mut Buf,
+    pub delta: &'a mut Buf,
+}
+
+/// The state of the addition of a branch to the residual stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Addition {
+    /// The stream has the sum. The content of `delta` is unspecified.
+    Done,
+    /// `delta` has the output of the branch, and the stream is unchanged.
+    Pending,
+}
+
 #[derive(Clone, Copy)]
 pub enum Activation {
     Plain(Act),

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use super::{Act, AttentionShape, BackendTypes, ExpertOf, Glu, Heads, MatrixOf, MlpOf, NormOf, RotaryEmbedding, Routing, Strips};
+use super::{
+    Act, Addition, AttentionShape, BackendTypes, Branch, ExpertOf, Glu, Heads, MatrixOf, MlpOf, NormOf, RotaryEmbedding, Routing, Strips,
+    WithBias,
+};
 
 /// Computes the operations of a forward pass. In the formulas, `r` is the index of a row.
 ///
@@ -33,6 +36,25 @@ pub trait Ops: BackendTypes {
         narrow: &mut Self::Buf,
         out: &mut Self::Buf,
     );
+    /// Like `matmul` with the output `delta`. If it takes no further kernel, the backend also adds the
+    /// product to the residual stream.
+    fn matmul_add(&self, rows: usize, x: &Self::Buf, (w, bias): WithBias<Self::Matrix, Self::Buf>, to: Branch<Self::Buf>) -> Addition {
+        self.matmul(rows, x, w, bias, to.delta);
+        Addition::Pending
+    }
+    /// Like `mlp` with the output `delta`, which the backend may add as in `matmul_add`.
+    fn mlp_add(
+        &self,
+        rows: usize,
+        x: &Self::Buf,
+        mlp: MlpOf<Self::Matrix, Self::Buf>,
+        wide: &mut Self::Buf,
+        narrow: &mut Self::Buf,
+        to: Branch<Self::Buf>,
+    ) -> Addition {
+        self.mlp(rows, x, mlp, wide, narrow, to.delta);
+        Addition::Pending
+    }
     /// Returns how many of `rows` rows an MLP processes at once; the result does not decrease as
     /// `rows` grows.
     fn mlp_rows(&self, rows: usize) -> usize {
@@ -43,6 +65,20 @@ pub trait Ops: BackendTypes {
     /// `out[r] = norm(x[r])`, rows of `width`.
     #[allow(clippy::too_many_arguments)]
     fn norm(&self, rows: usize, width: usize, norm: NormOf<Self::Buf>, readers: &[&Self::Matrix], x: &Self::Buf, out: &mut Self::Buf);
+    /// `out[r] = norm(x[r])`, rows of `width` that only one product reads, of `reader` and directly. The
+    /// backend may leave the norm to this product. Therefore `x` must not change before the product has
+    /// been queued, nor be its output.
+    fn norm_for_product(
+        &self,
+        rows: usize,
+        width: usize,
+        norm: NormOf<Self::Buf>,
+        reader: &Self::Matrix,
+        x: &Self::Buf,
+        out: &mut Self::Buf,
+    ) {
+        self.norm(rows, width, norm, &[reader], x, out);
+    }
     /// `x[r] += scale * y[r]`, then `out[r] = norm(x[r])`, rows of `width`.
     #[allow(clippy::too_many_arguments)]
     fn add_norm(

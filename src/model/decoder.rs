@@ -3,13 +3,13 @@
 use super::kv_cache::KvCache;
 use super::logits;
 use super::spec::{
-    Attention, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm, QkNormOver, Residual,
-    Rope, Routing, SharedExpert,
+    Attention, Embedding, Expert, Experts, Glu, Head, HeadAttention, Layer, Mlp, Model, ModelSpec, Pairs, QkNorm, QkNormOver, Rope,
+    Routing, SharedExpert,
 };
 use super::weights::{LoadedLinear, LoadedModel, LoadedNorm};
 use crate::backend::{
-    Activation, Alloc, Backend, BackendTypes, BatchSize, Collectives, ColumnPart, Extent, HeadGroups, Heads, InputLimits, KvOps, MlpOf,
-    Ops, RotaryEmbedding,
+    Activation, Addition, Alloc, Backend, BackendTypes, BatchSize, Branch, Collectives, ColumnPart, Extent, HeadGroups, Heads, InputLimits,
+    KvOps, MlpOf, Ops, RotaryEmbedding,
 };
 use crate::error::{Error, Result};
 use crate::types::batch::Batch;
@@ -42,12 +42,12 @@ pub struct Decoder<B: Backend> {
 }
 
 /// The activations. Each buffer has the width of the widest layer.
-struct Work<B: BackendTypes> {
-    x: B::Buf,      // [rows, hidden] the residual stream
-    normed: B::Buf, // [rows, hidden or embedding width]
-    delta: B::Buf,  // [rows, hidden or embedding width] output of a branch
-    scratch: Scratch<B>,
-    angles: Vec<Angles<B>>,
+pub(super) struct Work<B: BackendTypes> {
+    pub x: B::Buf,      // [rows, hidden] the residual stream
+    pub normed: B::Buf, // [rows, hidden or embedding width]
+    pub delta: B::Buf,  // [rows, hidden or embedding width] output of a branch
+    pub scratch: Scratch<B>,
+    pub angles: Vec<Angles<B>>,
 }
 
 /// Intermediate results of attention, MLP and head. A row has one route per expert that it is
@@ -356,6 +356,19 @@ pub(super) struct LayerKv<'a, B: BackendTypes> {
     pub kv: &'a mut B::Kv,
 }
 
+/// The output of a branch, which is attention or an MLP.
+pub(super) struct Output<'a, Buf> {
+    pub delta: &'a mut Buf,
+    /// The residual stream, if the backend may add the branch to it at once, and the branch's factor.
+    pub stream: Option<(&'a mut Buf, f32)>,
+}
+
+impl<'a, Buf> Output<'a, Buf> {
+    pub fn only(delta: &'a mut Buf) -> Output<'a, Buf> {
+        Output { delta, stream: None }
+    }
+}
+
 /// The forward pass of one batch.
 pub(super) struct Pass<'a, B: BackendTypes> {
     pub backend: &'a B,
@@ -391,75 +404,17 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         }
     }
 
-    fn layer(&self, layer: &LoadedLayer<B>, mut kv: LayerKv<B>, work: &mut Work<B>) {
-        let Work { x, normed, delta, scratch, angles, .. } = work;
-        let (of_attention, of_mlp) = (matrices(layer.attention.input_readers()), matrices(layer.mlp.input_readers()));
-        let mut attention = |x: &B::Buf, out: &mut B::Buf| {
-            match &layer.attention {
-                Attention::Heads(heads) => self.attention(heads, x, &mut kv, angles, scratch, out),
-                Attention::Latent(latent) => self.latent_attention(latent, x, &mut kv, angles, scratch, out),
-            }
-            self.all_reduce(layer.attention.out().rows, out);
-        };
-        match &layer.residual {
-            Residual::PreNorm { attention: before, mlp } => {
-                self.norm(before, &of_attention, x, normed);
-                attention(normed, delta);
-                self.add_norm(x, delta, layer, mlp, &of_mlp, normed);
-                self.mlp(layer, normed, scratch, delta);
-                self.add(x, delta, layer);
-            }
-            Residual::PostNorm { attention: after, mlp } => {
-                attention(x, delta);
-                self.add_norm(x, delta, layer, after, &[], normed);
-                self.mlp(layer, normed, scratch, delta);
-                self.add_norm(normed, delta, layer, mlp, &[], x);
-            }
-            Residual::BranchNorm { attention: after, mlp } => {
-                attention(x, delta);
-                self.norm(after, &[], delta, normed);
-                self.add(x, normed, layer);
-                self.mlp(layer, x, scratch, delta);
-                self.norm(mlp, &[], delta, normed);
-                self.add(x, normed, layer);
-            }
-            Residual::Parallel { attention: before, mlp } => {
-                match mlp {
-                    Some(_) => self.norm(before, &of_attention, x, normed),
-                    None => self.norm(before, &of_both(of_attention, of_mlp), x, normed),
-                }
-                attention(normed, delta);
-                if let Some(mlp) = mlp {
-                    self.norm(mlp, &of_mlp, x, normed);
-                }
-                self.add(x, delta, layer);
-                self.mlp(layer, normed, scratch, delta);
-                self.add(x, delta, layer);
-            }
-            Residual::Sandwich { attention: before, after_attention, mlp, after_mlp } => {
-                self.norm(before, &of_attention, x, normed);
-                attention(normed, delta);
-                self.norm(after_attention, &[], delta, normed);
-                self.add_norm(x, normed, layer, mlp, &of_mlp, delta);
-                std::mem::swap(normed, delta);
-                self.mlp(layer, normed, scratch, delta);
-                self.norm(after_mlp, &[], delta, normed);
-                self.add(x, normed, layer);
-            }
-        }
-    }
-
-    /// Reads `x` and writes `out`. Stores K and V of the rows in the cache.
+    /// Stores K and V of the rows in the cache.
     #[allow(clippy::too_many_arguments)]
-    fn attention(
+    pub fn attention(
         &self,
         attention: &HeadAttention<LoadedLinear<B>, LoadedNorm<B>, B::Buf>,
         x: &B::Buf,
         LayerKv { group, kv }: &mut LayerKv<B>,
         angles: &[Angles<B>],
         scratch: &mut Scratch<B>,
-        out: &mut B::Buf,
-    ) {
+        out: &mut Output<B::Buf>,
+    ) -> Addition {
         let Scratch { wide, narrow, routed, queries, .. } = scratch;
         let HeadAttention { shape, qkv, out: project, qk_norm, rope, sinks } = attention;
         let heads = |first, count| Heads { first, count, dim: shape.head_dim, stride: shape.qkv_width() };
@@ -476,17 +431,22 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         }
         self.backend.store_kv(self.inputs, *group, shape, rope.map(|rope| angles[rope].turn()), wide, kv);
         self.backend.attention(self.inputs, *group, shape, sinks.as_ref(), &[&project.weight], wide, kv, narrow);
-        self.linear(project, narrow, out);
+        self.linear_add(project, narrow, out)
     }
 
-    fn mlp(&self, layer: &LoadedLayer<B>, x: &B::Buf, scratch: &mut Scratch<B>, out: &mut B::Buf) {
+    pub fn mlp(&self, layer: &LoadedLayer<B>, x: &B::Buf, scratch: &mut Scratch<B>, mut out: Output<B::Buf>) -> Addition {
         let Scratch { wide, narrow, .. } = scratch;
-        match &layer.mlp {
-            Mlp::Plain { up, act, down } => self.up_and_down(up, Activation::Plain(*act), down, x, [wide, narrow, out]),
-            Mlp::Gated { gate_up, act, down } => self.up_and_down(gate_up, Activation::Gated(Glu::Of(*act)), down, x, [wide, narrow, out]),
-            Mlp::Experts(experts) => self.experts(experts, x, scratch, out),
-        }
-        self.all_reduce(layer.attention.out().rows, out);
+        let out = &mut out;
+        let added = match &layer.mlp {
+            Mlp::Plain { up, act, down } => self.up_and_down(up, Activation::Plain(*act), down, x, [wide, narrow], out),
+            Mlp::Gated { gate_up, act, down } => self.up_and_down(gate_up, Activation::Gated(Glu::Of(*act)), down, x, [wide, narrow], out),
+            Mlp::Experts(experts) => {
+                self.experts(experts, x, scratch, out.delta);
+                Addition::Pending
+            }
+        };
+        self.all_reduce(layer.attention.out().rows, out.delta);
+        added
     }
 
     /// Rows of the same expert are multiplied together.
@@ -505,7 +465,7 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         }
         self.backend.combine_routes(routes, hidden, routed, out);
         if let Some(SharedExpert { expert, gate }) = shared {
-            self.up_and_down(&expert.gate_up, Activation::Gated(*glu), &expert.down, x, [wide, narrow, routed]);
+            self.up_and_down(&expert.gate_up, Activation::Gated(*glu), &expert.down, x, [wide, narrow], &mut Output::only(routed));
             match gate {
                 Some(gate) => {
                     self.linear(gate, x, narrow);
@@ -525,7 +485,11 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         let last = Pass { rows: logits, ..*self };
         let weight = weight.as_ref().unwrap_or(&embedding.tokens);
         if let Some(norm) = final_norm {
-            last.norm(norm, &[&project.as_ref().unwrap_or(weight).weight], delta, normed);
+            match project {
+                None => last.norm_for_products(norm, &[&weight.weight], delta, normed),
+                // The output of this product replaces the rows before the norm.
+                Some(project) => last.norm(norm, &[&project.weight], delta, normed),
+            }
             std::mem::swap(delta, normed);
         }
         if let Some(project) = project {
@@ -546,6 +510,17 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         self.backend.matmul(self.rows, x, &linear.weight, linear.bias.as_ref(), out);
     }
 
+    /// Computes the last product of a branch.
+    pub fn linear_add(&self, linear: &LoadedLinear<B>, x: &B::Buf, Output { delta, stream }: &mut Output<B::Buf>) -> Addition {
+        match stream {
+            Some((stream, scale)) => self.backend.matmul_add(self.rows, x, linear.parts(), Branch { scale: *scale, x: stream, delta }),
+            None => {
+                self.linear(linear, x, delta);
+                Addition::Pending
+            }
+        }
+    }
+
     /// out = down(activation(up(x))), with `wide` and `narrow` as intermediate buffers.
     fn up_and_down(
         &self,
@@ -553,36 +528,27 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         activation: Activation,
         down: &LoadedLinear<B>,
         x: &B::Buf,
-        [wide, narrow, out]: [&mut B::Buf; 3],
-    ) {
+        [wide, narrow]: [&mut B::Buf; 2],
+        Output { delta, stream }: &mut Output<B::Buf>,
+    ) -> Addition {
         let width = if matches!(activation, Activation::Gated(_)) { up.rows / 2 } else { up.rows };
-        self.backend.mlp(self.rows, x, MlpOf { up: up.parts(), activation, width, down: down.parts() }, wide, narrow, out);
+        let mlp = MlpOf { up: up.parts(), activation, width, down: down.parts() };
+        match stream {
+            Some((stream, scale)) => self.backend.mlp_add(self.rows, x, mlp, wide, narrow, Branch { scale: *scale, x: stream, delta }),
+            None => {
+                self.backend.mlp(self.rows, x, mlp, wide, narrow, delta);
+                Addition::Pending
+            }
+        }
     }
 
     pub fn norm(&self, norm: &LoadedNorm<B>, readers: &[&B::Matrix], x: &B::Buf, out: &mut B::Buf) {
         self.backend.norm(self.rows, norm.spec.width(), norm.with_weights(), readers, x, out);
     }
 
-    /// x += branch_scale * y; out = norm(x).
-    fn add_norm(&self, x: &mut B::Buf, y: &B::Buf, layer: &LoadedLayer<B>, norm: &LoadedNorm<B>, readers: &[&B::Matrix], out: &mut B::Buf) {
-        self.backend.add_norm(self.rows, norm.spec.width(), layer.branch_scale, y, norm.with_weights(), readers, x, out);
-    }
-
     pub fn norm_heads(&self, norm: &LoadedNorm<B>, heads: Heads, x: &mut B::Buf) {
         self.backend.norm_heads(self.rows, heads, norm.with_weights(), x);
     }
-
-    fn add(&self, x: &mut B::Buf, y: &B::Buf, layer: &LoadedLayer<B>) {
-        self.backend.add(self.rows * layer.attention.out().rows, layer.branch_scale, x, y);
-    }
-}
-
-fn matrices<B: BackendTypes, const N: usize>(linears: [&LoadedLinear<B>; N]) -> [&B::Matrix; N] {
-    linears.map(|linear| &linear.weight)
-}
-
-fn of_both<'a, M>([a, b]: [&'a M; 2], [c, d, e, f]: [&'a M; 4]) -> [&'a M; 6] {
-    [a, b, c, d, e, f]
 }
 
 fn no_sampler() -> Error {

@@ -1,10 +1,10 @@
 //! Latent attention (MLA): the cache holds one latent vector per token for all heads, which is not
 //! expanded.
 
-use super::decoder::{Angles, LayerKv, Pass, Scratch, Widths};
+use super::decoder::{Angles, LayerKv, Output, Pass, Scratch, Widths};
 use super::spec::{LatentAttention, LatentQueries};
 use super::weights::{LoadedLinear, LoadedNorm};
-use crate::backend::{Collectives, Heads, KvOps, Ops, Strips};
+use crate::backend::{Addition, Collectives, Heads, KvOps, Ops, Strips};
 
 /// The dimensions of a row.
 struct Dims {
@@ -44,7 +44,7 @@ impl Widths {
 }
 
 impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
-    /// Reads `x` and writes `out`. Stores the rows' latents in the cache.
+    /// Stores the rows' latents in the cache.
     #[allow(clippy::too_many_arguments)]
     pub fn latent_attention(
         &self,
@@ -53,8 +53,8 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         LayerKv { group, kv }: &mut LayerKv<B>,
         angles: &[Angles<B>],
         scratch: &mut Scratch<B>,
-        out: &mut B::Buf,
-    ) {
+        out: &mut Output<B::Buf>,
+    ) -> Addition {
         let angles = &angles[attention.rope];
         self.queries(attention, x, angles, scratch);
         self.latents(attention, x, angles, scratch);
@@ -62,7 +62,7 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
         self.look_for_latents(attention, scratch);
         self.backend.attention(self.inputs, *group, &attention.shape, None, &[], &scratch.queries, kv, &mut scratch.wide);
         self.values(attention, scratch);
-        self.linear(&attention.out, &scratch.wide, out);
+        self.linear_add(&attention.out, &scratch.wide, out)
     }
 
     /// wide = the queries: the unrotated parts of all heads, and then the rotated parts of all

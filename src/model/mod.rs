@@ -15,6 +15,7 @@ mod mxfp4;
 mod packed;
 mod parts;
 mod remedy;
+mod residual;
 #[cfg(test)]
 mod shard_test;
 pub mod spec;

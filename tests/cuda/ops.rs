@@ -10,9 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pagedllm::backend::cpu::CpuBackend;
 use pagedllm::backend::cuda::CudaBackend;
 use pagedllm::backend::{
-    Act, Activation, Alloc, AttentionShape, Backend, BackendTypes, BatchSize, ExpertGroups, Extent, Glu, Graphs, GroupScore, Heads,
-    InputLimits, KvOps, KvShape, MlpOf, NormKind, NormOf, Ops, Pairs, RotaryEmbedding, Routing, RowSource, Sampling, Scores, Section,
-    Strips, Values,
+    Act, Activation, Addition, Alloc, AttentionShape, Backend, BackendTypes, BatchSize, Branch, ExpertGroups, Extent, Glu, Graphs,
+    GroupScore, Heads, InputLimits, KvOps, KvShape, MlpOf, NormKind, NormOf, Ops, Pairs, RotaryEmbedding, Routing, RowSource, Sampling,
+    Scores, Section, Strips, Values,
 };
 use pagedllm::error::{Code, Error};
 use pagedllm::generation::sampler;
@@ -495,6 +495,144 @@ fn gated_mlps_equal_those_of_the_cpu() {
             }
         }
     }
+}
+
+/// Norms that only a product reads, and products that are added to a residual stream.
+struct Branches {
+    rows: usize,
+    hidden: usize,
+    kind: NormKind,
+    /// Size of the numbers before the norm.
+    size: f32,
+    /// Of matrices after the norm.
+    up: WeightFormat,
+    /// Of the first and of the other rows of matrices before the addition.
+    down: [WeightFormat; 2],
+}
+
+impl Branches {
+    /// Returns 0.75 times a branch, added to a stream.
+    fn sum<B: Backend>(&self, backend: &B, x: &[f32], add: impl FnOnce(Branch<B::Buf>) -> Addition) -> Vec<f32> {
+        let (mut sum, mut delta) = (backend.vector(x).unwrap(), unwritten(backend, x.len()));
+        if add(Branch { scale: 0.75, x: &mut sum, delta: &mut delta }) == Addition::Pending {
+            backend.add(x.len(), 0.75, &mut sum, &delta);
+        }
+        read(backend, sum, x.len())
+    }
+
+    fn down<B: Backend>(&self, backend: &B, values: &[f32], cols: usize) -> B::Matrix {
+        match self.down {
+            [first, second] if first != second => in_two_parts(backend, values, self.hidden, cols, [first, second]),
+            [format, _] => matrix(backend, values, self.hidden, cols, format),
+        }
+    }
+}
+
+impl Case for Branches {
+    fn run<B: Backend>(&self, backend: &B) -> Vec<Vec<f32>> {
+        let Branches { rows, hidden, kind, size, up, .. } = *self;
+        let (width, mut random) = (48, seeded(rows * hidden));
+        backend.reserve_rows(rows, hidden.max(2 * width)).unwrap();
+        let mut values = |len| numbers(&mut random, len);
+        let before: Vec<f32> = values(rows * hidden).iter().map(|x| x * size).collect();
+        let [x, y] = [hidden, 2 * width].map(|each| values(rows * each));
+        let [weight, of_up, of_down] = [hidden, 2 * width, hidden].map(|len| backend.vector(&values(len)).unwrap());
+        let up = matrix(backend, &values(2 * width * hidden), 2 * width, hidden, up);
+        let [narrow_down, wide_down] = [width, 2 * width].map(|cols| self.down(backend, &values(hidden * cols), cols));
+        let [before, y] = [&before, &y].map(|numbers| backend.vector(numbers).unwrap());
+        let norm = NormOf { kind, eps: 1e-5, weight: &weight, bias: None };
+        let [mut normed, mut wide, mut narrow] = [hidden, 2 * width, width].map(|each| unwritten(backend, rows * each));
+
+        let mut all = vec![self.sum(backend, &x, |to| backend.matmul_add(rows, &y, (&wide_down, Some(&of_down)), to))];
+        let gated = MlpOf { up: (&up, Some(&of_up)), activation: Activation::Gated(Glu::Of(Act::Silu)), width, down: (&narrow_down, None) };
+        let plain = MlpOf { up: (&up, None), activation: Activation::Plain(Act::Relu), width: 2 * width, down: (&wide_down, None) };
+        for mlp in [gated, plain] {
+            backend.norm_for_product(rows, hidden, norm, &up, &before, &mut normed);
+            all.push(self.sum(backend, &x, |to| backend.mlp_add(rows, &normed, mlp, &mut wide, &mut narrow, to)));
+        }
+        backend.norm_for_product(rows, hidden, norm, &up, &before, &mut normed);
+        backend.matmul(rows, &normed, &up, Some(&of_up), &mut wide);
+        all.push(read(backend, wide, rows * 2 * width));
+        all
+    }
+}
+
+/// Returns a matrix whose first 24 rows have another format than the others, which represents the values.
+fn in_two_parts<B: Backend>(backend: &B, values: &[f32], rows: usize, cols: usize, [first, second]: [WeightFormat; 2]) -> B::Matrix {
+    let read = |from: usize, out: &mut [u8]| {
+        let values = &values[from * cols..][..out.len() / 4];
+        out.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(out, value)| *out = value.to_le_bytes());
+        Ok(())
+    };
+    let sections = [(24, first), (rows - 24, second)].map(|(rows, format)| Section::numbers(rows, Dtype::F32, format));
+    backend.matrix(cols, &sections, RowSource { read: &read, advance: &mut |_| Ok(()) }).unwrap()
+}
+
+const RMS: NormKind = NormKind::Rms { unit_offset: false };
+
+#[test]
+fn products_with_norms_and_additions_equal_those_of_the_cpu() {
+    use WeightFormat::{Bf16, F16, F32, Fp8, Int8};
+    let formats = [(Bf16, [Bf16, F16]), (Fp8, [Fp8; 2]), (Int8, [Int8; 2]), (F16, [F16; 2]), (F32, [Bf16, F32])];
+    let sized = formats.into_iter().map(|formats| (formats, 1.0)).chain([((Bf16, [Bf16; 2]), 1e6), ((Bf16, [Bf16; 2]), 1e-2)]);
+    for ((up, down), size) in sized {
+        for (rows, hidden) in [(1, 72), (3, 200), (4, 147), (5, 72), (16, 72), (17, 72), (2, 2312)] {
+            for kind in [RMS, NormKind::Rms { unit_offset: true }, NormKind::Layer] {
+                let case = Branches { rows, hidden, kind, size, up, down };
+                assert_equal_on_both_backends(&format!("{rows}x{hidden}, {kind:?}, {up:?}, {down:?}, {size}"), 2.0 * ROUNDED, &case);
+            }
+        }
+    }
+}
+
+/// Products of few rows in bf16 begin with RMS norms. Nothing else reads the rows.
+#[test]
+fn norms_are_left_to_products_of_few_rows() {
+    use WeightFormat::{Bf16, F16, F32, Fp8, Int8};
+    let (hidden, mut of_8, mut of_16) = (64, cuda::open(false), cuda::open(false));
+    of_8.norm_in_products_up_to(8);
+    of_16.norm_in_products_up_to(16);
+    let is_left = |backend: &CudaBackend, rows: usize, format: WeightFormat, kind: NormKind| {
+        let [x, weight] = [rows * hidden, hidden].map(|len| backend.vector(&vec![0.5; len]).unwrap());
+        let (w, mut normed) = (matrix(backend, &vec![0.25; 8 * hidden], 8, hidden, format), unwritten(backend, rows * hidden));
+        let norm = NormOf { kind, eps: 1e-5, weight: &weight, bias: None };
+        backend.norm_for_product(rows, hidden, norm, &w, &x, &mut normed);
+        let error = backend.read(&mut normed, 1).map(<[f32]>::to_vec).err();
+        error.is_some_and(|error| error.to_string().contains("rows whose norm was left to a product"))
+    };
+    let default = cuda::backend();
+    for format in [Bf16, Fp8, Int8] {
+        assert_eq!([1, 4, 5, 16].map(|rows| is_left(default, rows, format, RMS)), [true, true, false, false], "{format:?}");
+        assert_eq!([8, 9].map(|rows| is_left(&of_8, rows, format, RMS)), [true, false], "{format:?}");
+        assert_eq!([8, 9].map(|rows| is_left(&of_16, rows, format, RMS)), [true, false], "{format:?}: not for 16 rows");
+        assert!(!is_left(default, 1, format, NormKind::Layer), "{format:?}");
+        assert!(!is_left(cuda::invariant(), 1, format, RMS), "{format:?}");
+    }
+    // Numbers before their norm may exceed f16.
+    assert_eq!([F16, F32].map(|format| is_left(default, 1, format, RMS)), [false; 2]);
+}
+
+#[test]
+fn products_of_few_rows_are_added_at_once() {
+    use WeightFormat::{Bf16, F16, F32, Fp8, Int8};
+    let added = |backend: &CudaBackend, rows: usize, down: [WeightFormat; 2]| {
+        let case = Branches { rows, hidden: 72, kind: RMS, size: 1.0, up: Bf16, down };
+        let (w, y) = (case.down(backend, &vec![0.25; 72 * 48], 48), backend.vector(&vec![0.5; rows * 48]).unwrap());
+        let [mut x, mut delta] = [0.0, f32::NAN].map(|number| backend.vector(&vec![number; rows * 72]).unwrap());
+        let added = backend.matmul_add(rows, &y, (&w, None), Branch { scale: 2.0, x: &mut x, delta: &mut delta });
+        let (sum, pending) = if added == Addition::Done { (x, delta) } else { (delta, x) };
+        let factor = if added == Addition::Done { 2.0 } else { 1.0 };
+        assert!(read(backend, sum, rows * 72).iter().all(|sum| (sum - 6.0 * factor).abs() < 1e-4), "{rows}, {down:?}");
+        let unchanged = read(backend, pending, rows * 72);
+        assert!(unchanged.iter().all(|number| number.is_nan() || *number == 0.0), "{rows}, {down:?}");
+        added == Addition::Done
+    };
+    let default = cuda::backend();
+    for down in [[Bf16; 2], [F16; 2], [Fp8; 2], [Int8; 2], [Bf16, F16]] {
+        assert_eq!([1, 16, 17].map(|rows| added(default, rows, down)), [true, true, false], "{down:?}");
+        assert!(!added(cuda::invariant(), 1, down), "{down:?}");
+    }
+    assert!(!added(default, 1, [F32; 2]) && !added(default, 1, [Bf16, F32]));
 }
 
 /// The elementwise ops.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::CudaBackend;
 use super::context::{Event, Stream};
 use super::device::Device;
+use super::matrix::Part;
 use super::memory::{Address, Memory, Pinned};
 use crate::error::{Error, Result};
 use crate::types::options::Dtype;
@@ -16,7 +17,20 @@ pub struct Buf {
     pub len: usize,
     /// The type of the numbers that the last operation has written.
     dtype: Dtype,
+    /// Rows in another buffer and their norm, which the product that reads this buffer computes. This
+    /// buffer then has no numbers.
+    pending_norm: Option<PendingNorm>,
     read: Option<Read>,
+}
+
+/// Rows of f32 numbers, and the RMS norm that a product of few rows applies to them.
+#[derive(Debug, Clone, Copy)]
+pub struct PendingNorm {
+    pub x: Address,
+    pub weight: Address,
+    /// Is added to the weights.
+    pub offset: f32,
+    pub eps: f32,
 }
 
 /// The memory for reads of a buffer.
@@ -32,7 +46,7 @@ const NUMBER: usize = size_of::<f32>();
 impl Buf {
     pub fn new(device: &Device, len: usize) -> Result<Buf> {
         let bytes = len.checked_mul(size_of::<f32>()).ok_or_else(Error::out_of_memory)?;
-        Ok(Buf { memory: device.memory(bytes as u64)?, len, dtype: Dtype::F32, read: None })
+        Ok(Buf { memory: device.memory(bytes as u64)?, len, dtype: Dtype::F32, pending_norm: None, read: None })
     }
 
     /// Creates a buffer with these numbers.
@@ -55,6 +69,9 @@ impl Buf {
 
     /// Returns the address for an operation that reads numbers of a type.
     pub fn operand(&self, dtype: Dtype) -> Result<Address> {
+        if self.pending_norm.is_some() {
+            return Err(Error::internal("an operation reads rows whose norm was left to a product of few rows"));
+        }
         if self.dtype != dtype {
             let [found, wanted] = [self.dtype, dtype].map(Dtype::name);
             return Err(Error::internal(format!("an operation reads {wanted} from a buffer in {found}")));
@@ -70,7 +87,18 @@ impl Buf {
     /// Returns the address for an operation that writes numbers of a type.
     pub fn output_in(&mut self, dtype: Dtype) -> Address {
         self.dtype = dtype;
+        self.pending_norm = None;
         self.memory.address()
+    }
+
+    pub fn pending_norm(&self) -> Option<PendingNorm> {
+        self.pending_norm
+    }
+
+    /// Leaves the norm of other rows to the product that reads this buffer.
+    pub fn leave_norm(&mut self, norm: PendingNorm) {
+        self.dtype = Dtype::F32;
+        self.pending_norm = Some(norm);
     }
 
     /// Queues copies of these ranges of the first `len` numbers to pinned memory. The pinned memory
@@ -111,7 +139,21 @@ impl Buf {
     }
 }
 
+/// The rows that a product reads.
+pub struct Operand {
+    pub address: Address,
+    /// 1 if they are in the type in which the product multiplies, 0 if they are in f32.
+    pub rounded: u32,
+}
+
 impl CudaBackend {
+    /// Returns the rows for a product with a part of a matrix.
+    pub(super) fn operand(&self, x: &Buf, part: &Part) -> Operand {
+        let dtype = if x.dtype() == Dtype::F32 { Dtype::F32 } else { part.stored.multiplied() };
+        let address = self.or_refuse(x.operand(dtype)).unwrap_or(Address::NULL);
+        Operand { address, rounded: u32::from(dtype != Dtype::F32) }
+    }
+
     /// Returns the address for an operation that reads f32 numbers. If the buffer has another type,
     /// nothing is launched until the next `check` reports it.
     pub(super) fn input(&self, buf: &Buf) -> Address {

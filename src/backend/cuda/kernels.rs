@@ -381,6 +381,8 @@ impl FewRows {
     /// Rows of the matrix per thread block, and threads.
     const OUTS: usize = 32;
     const THREADS: u32 = 512;
+    /// The kernels for more rows take no norm.
+    pub const MAX_NORMED_ROWS: usize = 8;
 
     /// Returns the kernel for a number of rows, and its launch configuration for a matrix with
     /// `outs` rows. None: there is none for so many rows or this storage type.

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use super::blas::Blas;
-use super::buffer::Buf;
+use super::buffer::{Buf, Operand};
+use super::few_rows::Rows;
 use super::function::{FLAT, Function, Shape, WARP, launch, row_threads};
 use super::inputs::{InputRange, Inputs};
-use super::kernels::{Output, RowCounts, act_number, dtype_number, glu_numbers, norm_number, pairs_number};
+use super::kernels::{RowCounts, act_number, dtype_number, glu_numbers, norm_number, pairs_number};
 use super::kv::Kv;
 use super::matrix::{Matrix, Part};
 use super::memory::Address;
@@ -15,17 +16,11 @@ use super::stored::Stored;
 use super::tables::Key;
 use super::{CudaBackend, attention, blas};
 use crate::backend::{
-    Act, Activation, AttentionShape, ExpertOf, Glu, Heads, MatrixOf, MlpOf, NormOf, Ops, RotaryEmbedding, Routing, Strips, WithBias,
+    Act, Activation, Addition, AttentionShape, Branch, ExpertOf, Glu, Heads, MatrixOf, MlpOf, NormOf, Ops, RotaryEmbedding, Routing,
+    Strips, WithBias,
 };
 use crate::error::{Error, Result};
 use crate::types::options::Dtype;
-
-/// The rows that a product reads.
-struct Operand {
-    address: Address,
-    /// 1 if they are in the type in which the product multiplies, 0 if they are in f32.
-    rounded: u32,
-}
 
 /// Products of rows in groups, each with its own matrix and bias. `starts` is a list of the first
 /// row of each group, whose sizes only the device knows, or null.
@@ -50,13 +45,12 @@ impl CudaBackend {
         for (index, part) in w.parts().iter().enumerate() {
             let at = |address: Address| if address == Address::NULL { address } else { address.at((part.first * size_of::<f32>()) as u64) };
             let [matrices, biases, starts] = groups.as_ref().map_or([Address::NULL; 3], |groups| self.lists(groups, index, &at));
-            let (rows, outs, cols, stride) = (counts.max as u32, part.rows as u32, part.cols as u32, w.rows as u32);
-            let (Operand { address: x, rounded }, bias, out) = (self.operand(x, part), at(bias), at(out));
-            let address = part.address;
-            if let Some((function, shape)) = self.few_rows(part, counts.max, Output::Plain).filter(|_| groups.is_none()) {
-                launch!(self.device, function, shape, out, x, address, bias, rows, outs, cols, stride, rounded);
+            let (bias, out) = (at(bias), at(out));
+            if groups.is_none() && self.multiply_few(counts.max, x, part, bias, Rows { address: out, stride: w.rows, added: None }) {
                 continue;
             }
+            let (rows, outs, cols, stride) = (counts.max as u32, part.rows as u32, part.cols as u32, w.rows as u32);
+            let (Operand { address: x, rounded }, address) = (self.operand(x, part), part.address);
             let (function, shape) = self.device.kernels.products.select(part.stored, part.rows, counts, self.device.multiprocessors);
             // Only products with records take their form.
             macro_rules! multiply {
@@ -102,13 +96,6 @@ impl CudaBackend {
         [matrices, biases, starts]
     }
 
-    /// Returns the kernel for a product of few rows, and its launch configuration. None: there is
-    /// none for this product, or not in batch-invariant mode, because a row would have other
-    /// bits.
-    fn few_rows(&self, part: &Part, rows: usize, output: Output) -> Option<(Function, Shape)> {
-        if self.invariant { None } else { self.device.kernels.few_rows.select(part.stored, rows, part.rows, output) }
-    }
-
     /// Returns the value. After an error, nothing is launched until the next `check` reports it.
     pub(super) fn or_refuse<T>(&self, result: Result<T>) -> Option<T> {
         result.map_err(|error| self.device.refuse(error)).ok()
@@ -118,7 +105,7 @@ impl CudaBackend {
 impl CudaBackend {
     /// Returns the type in which an operation stores rows that only products with the matrices
     /// `readers` read: the type to which all these products round them, or f32.
-    fn type_for(&self, rows: usize, readers: &[&Matrix]) -> Dtype {
+    pub(super) fn type_for(&self, rows: usize, readers: &[&Matrix]) -> Dtype {
         if self.keeps_f32 {
             return Dtype::F32;
         }
@@ -137,15 +124,9 @@ impl CudaBackend {
     }
 
     /// Returns the matrix if cuBLASLt computes products of this many rows with it.
-    fn blas_part<'a>(&self, rows: usize, w: &'a Matrix) -> Option<(&Blas, &'a Part)> {
+    pub(super) fn blas_part<'a>(&self, rows: usize, w: &'a Matrix) -> Option<(&Blas, &'a Part)> {
         let part = w.only().filter(|part| matches!(part.stored, Stored::As(Dtype::F16 | Dtype::Bf16) | Stored::Fp8))?;
         self.blas.as_ref().ok().filter(|_| rows >= self.min_blas_rows).map(|blas| (blas, part))
-    }
-
-    fn operand(&self, x: &Buf, part: &Part) -> Operand {
-        let dtype = if x.dtype() == Dtype::F32 { Dtype::F32 } else { part.stored.multiplied() };
-        let address = self.or_refuse(x.operand(dtype)).unwrap_or(Address::NULL);
-        Operand { address, rounded: u32::from(dtype != Dtype::F32) }
     }
 
     /// `out[r] = glu(y[..width], y[width..])` with `y = w * x[r] + bias`, read by a product with
@@ -161,15 +142,26 @@ impl CudaBackend {
         wide: &mut Buf,
         out: &mut Buf,
     ) {
-        let few = w.only().and_then(|part| Some((part, self.few_rows(part, rows, Output::Gated)?)));
-        let Some((part, (function, shape))) = few else {
+        if !self.multiply_few_gated(rows, x, (w, bias), glu, reader, out) {
             self.matmul(rows, x, w, bias, wide);
-            return self.gate(rows, width, glu, &[reader], wide, out);
-        };
-        let ((act, alpha, limit), bias, stores) = (glu_numbers(glu), self.optional(bias), self.type_for(rows, &[reader]));
-        let (Operand { address: x, rounded }, out) = (self.operand(x, part), out.output_in(stores));
-        let (rows, outs, cols, stores) = (rows as u32, part.rows as u32, part.cols as u32, dtype_number(stores));
-        launch!(self.device, function, shape, out, x, part.address, bias, rows, outs, cols, act, alpha, limit, rounded, stores);
+            self.gate(rows, width, glu, &[reader], wide, out);
+        }
+    }
+
+    /// Computes the rows that `down` of an MLP reads. Returns the buffer that has them.
+    fn activations<'a>(&self, rows: usize, x: &Buf, mlp: &MlpOf<Matrix, Buf>, wide: &'a mut Buf, narrow: &'a mut Buf) -> &'a Buf {
+        let &MlpOf { up, activation, width, down } = mlp;
+        match activation {
+            Activation::Plain(act) => {
+                self.matmul(rows, x, up.0, up.1, wide);
+                self.activate(rows * width, act, wide);
+                wide
+            }
+            Activation::Gated(glu) => {
+                self.gated_matmul(rows, x, up, (width, glu), down.0, wide, narrow);
+                narrow
+            }
+        }
     }
 
     /// Runs a kernel that copies strips between two layouts.
@@ -231,18 +223,20 @@ impl Ops for CudaBackend {
     }
 
     fn mlp(&self, rows: usize, x: &Buf, mlp: MlpOf<Matrix, Buf>, wide: &mut Buf, narrow: &mut Buf, out: &mut Buf) {
-        let MlpOf { up, activation, width, down } = mlp;
-        match activation {
-            Activation::Plain(act) => {
-                self.matmul(rows, x, up.0, up.1, wide);
-                self.activate(rows * width, act, wide);
-                self.matmul(rows, wide, down.0, down.1, out);
-            }
-            Activation::Gated(glu) => {
-                self.gated_matmul(rows, x, up, (width, glu), down.0, wide, narrow);
-                self.matmul(rows, narrow, down.0, down.1, out);
-            }
+        let (w, bias) = mlp.down;
+        self.matmul(rows, self.activations(rows, x, &mlp, wide, narrow), w, bias, out);
+    }
+
+    fn matmul_add(&self, rows: usize, x: &Buf, (w, bias): WithBias<Matrix, Buf>, to: Branch<Buf>) -> Addition {
+        if self.add_few(rows, x, (w, bias), to.scale, to.x) {
+            return Addition::Done;
         }
+        self.matmul(rows, x, w, bias, to.delta);
+        Addition::Pending
+    }
+
+    fn mlp_add(&self, rows: usize, x: &Buf, mlp: MlpOf<Matrix, Buf>, wide: &mut Buf, narrow: &mut Buf, to: Branch<Buf>) -> Addition {
+        self.matmul_add(rows, self.activations(rows, x, &mlp, wide, narrow), mlp.down, to)
     }
 
     fn add(&self, len: usize, scale: f32, x: &mut Buf, y: &Buf) {
@@ -255,6 +249,13 @@ impl Ops for CudaBackend {
         let (x, out, kind) = (self.input(x), out.output_in(stores), norm_number(norm.kind));
         let (norm_rows, stores) = (self.device.kernels.norms.norm_rows, dtype_number(stores));
         launch!(self.device, norm_rows, shape, out, x, weight, bias, width as u32, kind, norm.eps, stores);
+    }
+
+    fn norm_for_product(&self, rows: usize, width: usize, norm: NormOf<Buf>, reader: &Matrix, x: &Buf, out: &mut Buf) {
+        match self.pending_norm(rows, norm, reader, x) {
+            Some(pending) => out.leave_norm(pending),
+            None => self.norm(rows, width, norm, &[reader], x, out),
+        }
     }
 
     fn add_norm(&self, rows: usize, width: usize, scale: f32, y: &Buf, norm: NormOf<Buf>, readers: &[&Matrix], x: &mut Buf, out: &mut Buf) {
