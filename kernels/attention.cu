@@ -1,23 +1,21 @@
 // Attention on tensor cores with mma.sync, for K and V of 8 and 16 bits. attention.cuh describes the
 // terms.
 //
-// In decode, long sequences are divided into parts, each a tile with its own range of tokens, and
-// attention_merge combines their results. Grids are (x, kv_heads, z):
+// In decode, long sequences are divided into parts, each a tile with its own range of tokens. The
+// last block of a sequence and KV head merges their results. Decode also rotates and stores the rows
+// of its step if store_kv has not done so (attention_decode.cuh). Grids are (x, kv_heads, 1):
 //
-//     kernel                       x          a tile's queries  z                threads
-//     attention_prefill_<T>_<DIM>  2 * tiles  128               1                128
-//     attention_decode_<T>_<DIM>   tiles      16, of one row    1                32 * DECODE_WARPS
-//     attention_merge              tiles      16, of one row    min(16, group)   any number
+//     kernel                       x          a tile's queries  threads
+//     attention_prefill_<T>_<DIM>  2 * tiles  128               128
+//     attention_decode_<T>_<DIM>   tiles      16, of one row    32 * DECODE_WARPS
 //
 // Prefill needs PREFILL_STAGES * STAGE_BYTES of dynamic shared memory. Decode needs DECODE_STAGES *
-// STAGE_BYTES, and 16 KiB more of static shared memory for DIM 256 in int8 and fp8. The merge needs
-// none.
-#include "attention.cuh"
+// STAGE_BYTES, and 16 KiB more of static shared memory for DIM 256 in int8 and fp8.
+#include "attention_decode.cuh"
 
 #define PREFILL_QUERIES 64 // half a tile
 #define PREFILL_WARPS 4
 #define PREFILL_STAGES 2
-#define DECODE_QUERIES 16
 
 // K and V in shared memory, in their storage format: the numbers of both, followed by the scales of
 // both if the type has scales.
@@ -42,9 +40,9 @@ template <class T, u32 DIM> struct AttentionShared {
 // tokens at a time, up to STAGES stages ahead.
 template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream {
     typedef AttentionShared<T, DIM> Shared;
-    static constexpr u32 CHUNKS = Shared::CHUNKS, PITCH = Shared::PITCH, STAGE = 2 * TOKENS * Shared::TOKEN_BYTES / sizeof(T);
+    static constexpr u32 CHUNKS = Shared::CHUNKS, PITCH = Shared::PITCH, STAGE = Shared::STAGE_BYTES / sizeof(T);
     static constexpr u32 IN_CHUNK = 16 / sizeof(T);
-    T *stages; // [STAGES], each [(K, V), TOKENS, PITCH], followed by the scales, if any: [(K, V), TOKENS]
+    T *stages; // [STAGES], at distances of STAGE; each [(K, V), TOKENS, PITCH], followed by the scales, if any: [(K, V), TOKENS]
     StoredHead head;
     u32 first, end;  // range of valid tokens
     u32 token, step; // first token of the next copy, and the distance to the copy after it
@@ -56,12 +54,12 @@ template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream
     }
 
     // Returns K of the next tokens. V follows K.
-    __device__ __forceinline__ const T *next() {
+    __device__ __forceinline__ T *next() {
         synchronize(); // all threads have finished with the last stage, whose memory is reused
         copy_next(stage == 0 ? STAGES - 1 : stage - 1);
         copy_async_wait<STAGES - 1>();
         synchronize(); // all threads have copied
-        const T *ready = stages + stage * STAGE;
+        T *ready = stages + stage * STAGE;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         return ready;
     }
@@ -127,8 +125,11 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
     u32 all_first, all_last; // positions that all queries attend to
     float power;             // score * power is the log2 of the weight
 
-    // Starts with query `number` of `count`. Queries beyond the last one duplicate it.
-    __device__ __forceinline__ void begin(const Attention &a, const AttentionTile &tile, const float *sinks, u32 number, u32 count) {
+    // Starts with query `number` of `count`. Queries beyond the last one duplicate it. `numbers_of`
+    // returns the numbers of a query.
+    template <class NumbersOf>
+    __device__ __forceinline__ void begin(const Attention &a, const AttentionTile &tile, const float *sinks, u32 number, u32 count,
+                                          NumbersOf numbers_of) {
         u32 end = tile.first_query + count - 1;
         all_first = query_of(a, tile, min(number + 15, end)).first;
         all_last = query_of(a, tile, min(number, end)).last;
@@ -141,7 +142,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
             PartialSoftmax none = initial_softmax(sinks, query.head);
             max_score[half] = none.max_score;
             weight[half] = lane_in_warp() % 4 == 0 ? none.weight : 0.0f;
-            const float *numbers = a.qkv + u64(query.row) * a.row_width + query.head * DIM;
+            const float *numbers = numbers_of(query);
             float factor = 1.0f;
             if constexpr (Factor<T>::NARROW) narrow(numbers, factor, restore[half]);
             load(numbers, half, factor);
@@ -381,7 +382,8 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_prefill(const
     KvStream<T, DIM, TOKENS, PREFILL_WARPS * WARP, PREFILL_STAGES> stream = {stages, head, first, end, token, TOKENS, 0};
     stream.begin();
     WarpQueries<T, DIM, TOKENS> queries;
-    queries.begin(a, tile, a.sinks, tile.first_query + warp_in_block() * 16, count);
+    queries.begin(a, tile, a.sinks, tile.first_query + warp_in_block() * 16, count,
+                  [&](const Query &query) { return a.qkv + u64(query.row) * a.row_width + query.head * DIM; });
     for (; token < end; token += TOKENS) queries.attend(a, stream.next(), token);
     write_prefill<DIM>(a, queries);
 }
@@ -408,16 +410,10 @@ template <class T, u32 DIM> struct SharedPartials {
     }
 };
 
-// Returns the offset of a query's partial result: sums, maximum score and weight.
-__device__ __forceinline__ u64 partial_of(u32 index, u32 kv_heads, u32 group, u32 query, u32 dim) {
-    return ((u64(index) * kv_heads + blockIdx.y) * min(u32(DECODE_QUERIES), group) + query) * (dim + 2);
-}
-
-// Writes `out` if there is one part, and otherwise this block's part of `partial` for
-// attention_merge.
+// Writes `out` if there is one part, and otherwise this block's partial results, which the last block
+// merges.
 template <class T, u32 DIM>
-__device__ __forceinline__ void write_decode(const Attention &a, const SharedPartials<T, DIM> &partials,
-                                             float *partial /* layout: see attention_merge */) {
+__device__ __forceinline__ void write_decode(const Attention &a, const SharedPartials<T, DIM> &partials, const PartialResults &results) {
     AttentionTile tile = a.tiles[blockIdx.x]; // again, so that it occupies no registers in the main loop
     for (u32 i = threadIdx.x; i < query_count(tile, a.group(), DECODE_QUERIES) * DIM; i += blockDim.x) {
         u32 number = i / DIM, dim = i % DIM;
@@ -428,60 +424,63 @@ __device__ __forceinline__ void write_decode(const Attention &a, const SharedPar
             result.add(part);
             a.out.put((u64(query.row) * a.heads + query.head) * DIM + dim, result.sum / result.weight);
         } else {
-            float *to = partial + partial_of(tile.partial, a.kv_heads, a.group(), number, DIM);
+            float *to = results.part(a, tile.partial + tile.part, number, DIM);
             to[dim] = part.sum;
             if (dim == 0) to[DIM] = part.max_score, to[DIM + 1] = part.weight;
         }
     }
+    if (tile.parts > 1 && is_last_block(results.count(a, tile.partial), tile.parts)) merge_parts<DIM>(a, tile, results);
 }
 
-// Warps process 16 tokens each in turn, and each warp has its own copies of K and V.
-template <class T, u32 DIM> __device__ __forceinline__ void attend_decode(const Attention &a, float *partial) {
+// Warps process 16 tokens each in turn, and each warp has its own copies of K and V. The row's own
+// token is not copied from the cache, where it is stored by one block of those that attend to it.
+template <class T, u32 DIM>
+__device__ __forceinline__ void attend_decode(const Attention &a, const NewTokens &tokens, const PartialResults &results) {
     typedef AttentionShared<T, DIM> Shared;
-    constexpr u32 STAGES = Shared::DECODE_STAGES;
-    DYNAMIC_SHARED(T, stages); // divided among the warps
+    constexpr u32 STAGES = Shared::DECODE_STAGES, THREADS = Shared::DECODE_WARPS * WARP, QUERY_PITCH = DIM + 8;
+    typedef KvStream<T, DIM, 16, WARP, STAGES> Stream;
+    DYNAMIC_SHARED(T, stages); // [STAGES], each divided among the warps
+    __shared__ NewToken<T, DIM> own;
     AttentionTile tile = a.tiles[blockIdx.x];
     if (tile.rows == 0) return;
     Query query_range = query_of(a, tile, tile.first_query); // the same for all queries of the row
-    u32 first = max(query_range.first, tile.first_token), end = min(query_range.last + 1, tile.end_token);
+    u32 slot = tokens.slot(a, tile.first_row), part = tile.part * tile.part_len;
+    u32 first = max(query_range.first, part), end = min(query_range.last + 1, part + tile.part_len);
+    bool has_own = tokens.slots && end > query_range.last;
+    u32 own_token = has_own ? query_range.last : ALL_POSITIONS;
     u32 token = first / Shared::TOKENS * Shared::TOKENS + warp_in_block() * 16;
-    typedef KvStream<T, DIM, 16, WARP, STAGES> Stream;
-    T *own = stages + warp_in_block() * (STAGES * Stream::STAGE);
     StoredHead head = stored_head(a, tile, token_bytes<T>(DIM));
-    Stream stream = {own, head, first, end, token, Shared::TOKENS, 0};
+    Stream stream = {stages + warp_in_block() * (Stream::STAGE / Shared::DECODE_WARPS), head, first, min(end, own_token), token, Shared::TOKENS, 0};
     stream.begin();
+
+    // The last stage is unused until the main loop.
+    static_assert(STAGES > 1 && 16 * QUERY_PITCH * sizeof(float) <= Shared::STAGE_BYTES, "queries fit in a stage");
+    float *rotated = reinterpret_cast<float *>(stages + (STAGES - 1) * Stream::STAGE); // [queries, QUERY_PITCH]
+    u32 count = query_count(tile, a.group(), DECODE_QUERIES), first_head = a.kv_head * a.group() + tile.first_query;
+    rotate_heads<DIM, THREADS>(a, tile, tokens, count, count + (has_own ? 2 : 0), [&](u32 number, u32 dim, float x) {
+        (number < count ? rotated + number * QUERY_PITCH : own.numbers[number - count])[dim] = x;
+    });
+    __syncthreads();
     WarpQueries<T, DIM, 16> queries;
-    queries.begin(a, tile, nullptr, tile.first_query, query_count(tile, a.group(), DECODE_QUERIES));
-    for (; token < end; token += Shared::TOKENS) queries.attend(a, stream.next(), token);
+    queries.begin(a, tile, nullptr, tile.first_query, count, [&](const Query &query) { return rotated + (query.head - first_head) * QUERY_PITCH; });
+    if (has_own && warp_in_block() < 2) own.round(warp_in_block());
+    __syncthreads(); // all warps have read the queries, whose memory is used for copies
+    if (slot != NO_SLOT && has_own && tile.first_query == 0 && warp_in_block() < 2) own.store(warp_in_block(), tokens.kv, head, slot);
+    for (; token < end; token += Shared::TOKENS) {
+        T *keys = stream.next();
+        if (own_token - token < 16) {
+            own.template put<Shared::PITCH>(keys, own_token - token);
+            __syncwarp();
+        }
+        queries.attend(a, keys, token);
+    }
 
     __syncthreads(); // all warps have finished with K and V, whose memory the partial results reuse
     static_assert(sizeof(SharedPartials<T, DIM>) <= STAGES * Shared::STAGE_BYTES, "all partial results fit");
     SharedPartials<T, DIM> &partials = *reinterpret_cast<SharedPartials<T, DIM> *>(stages);
     partials.put(queries);
     __syncthreads();
-    write_decode(a, partials, partial);
-}
-
-// out = the combination of all parts and the sink. If there is one part, attention_decode has
-// written the result.
-extern "C" __global__ void attention_merge(void *out /* [rows, heads, dim] in `dtype` */,
-                                           const float *partial /* [partial results, kv_heads, min(16, group), dim + 2] */,
-                                           const AttentionTile *tiles /* [tiles] */, const float *sinks /* [heads] or null */, u32 heads,
-                                           u32 kv_heads, u32 dim, u32 dtype) {
-    start_next_kernel();
-    wait_for_previous_kernel();
-    AttentionTile tile = tiles[blockIdx.x];
-    u32 group = heads / kv_heads, number = tile.first_query + blockIdx.z;
-    if (tile.parts <= 1 || blockIdx.z >= query_count(tile, group, DECODE_QUERIES)) return;
-    u32 row = tile.first_row + number / group, head = blockIdx.y * group + number % group;
-    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
-        PartialSoftmax result = initial_softmax(sinks, head);
-        for (u32 nth = 0; nth < tile.parts; nth++) {
-            const float *part = partial + partial_of(tile.partial + nth, kv_heads, group, blockIdx.z, dim);
-            result.add({part[dim], part[dim + 1], part[i]});
-        }
-        Rows{out, dtype}.put((u64(row) * heads + head) * dim + i, result.sum / result.weight);
-    }
+    write_decode(a, partials, results);
 }
 
 // ---- kernel definitions
@@ -493,9 +492,11 @@ extern "C" __global__ void attention_merge(void *out /* [rows, heads, dim] in `d
         attend_prefill<T, DIM>(ATTENTION_OF(DIM, DIM, blockIdx.y));                                                                                 \
     }                                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(AttentionShared<T, DIM>::DECODE_WARPS *WARP)                                           \
-        attention_decode_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS, float *partial /* layout: see attention_merge */) {       \
+        attention_decode_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS, const float *angles /* see NewTokens */,                 \
+                                        const u32 *slots, u32 rotated, u32 pairs, u32 *ended /* see PartialResults */, float *partial) { \
         wait_for_previous_kernel();                                                                                                     \
-        attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM, blockIdx.y), partial);                                                                         \
+        attend_decode<T, DIM>(ATTENTION_OF(DIM, DIM, blockIdx.y), NewTokens{kv, angles, slots, rotated, pairs},                         \
+                              PartialResults{ended, partial});                                                                          \
     }
 
 #define ATTENTION_OF_EACH_WIDTH(name, T)    \

@@ -24,9 +24,9 @@ struct AttentionTile {
     u32 table;           // index of the sequence's first entry in `tables`
     u32 first_query;
     // In decode:
-    u32 first_token, end_token; // the part of the sequence; all of it for attention_merge
-    u32 parts;                  // of the sequence
-    u32 partial;                // index of the part's partial result, if there are several; for attention_merge that of the first
+    u32 part_len;    // tokens of each part of the sequence but the last
+    u32 part, parts; // the part of this tile, and the number of parts
+    u32 partial;     // index of the partial result of the first part, if there are several
 };
 
 // The arguments of all attention kernels.
@@ -53,7 +53,7 @@ struct Attention {
 // Kernel parameters in their common order. Some kernels take more between and after them. `window`
 // is 0 for full causal attention. `dtype` is the type of `out`.
 #define ATTENTION_POINTERS                                                                                           \
-    void *out, const float *qkv, const u8 *kv, const AttentionTile *tiles, const u32 *positions, const u32 *tables, \
+    void *out, const float *qkv, u8 *kv, const AttentionTile *tiles, const u32 *positions, const u32 *tables, \
         const float *slopes, const float *sinks, u32 row_width, u32 heads, u32 kv_heads
 #define ATTENTION_SCALARS u32 block_shift, u32 table_groups, u32 table_group, u32 window, float scale, float soft_cap, u32 dtype
 #define ATTENTION_OF(head_dim, value_dim, kv_head)                                                                               \

@@ -10,9 +10,9 @@
 // Therefore kernels use only these features of CUDA: threadIdx, blockIdx, blockDim, gridDim (x, y,
 // z), __syncthreads, __syncthreads_count, __syncwarp, __shfl_sync, __shfl_xor_sync, __ballot_sync,
 // __any_sync, static `__shared__` arrays, DYNAMIC_SHARED, atomicAdd on integers in shared memory,
-// plain math functions, and the functions of tensor.cuh and hopper.cuh. All threads of a block, or
-// all lanes of a warp, execute each synchronizing call, except for the barriers of hopper.cuh. No thread returns before all threads of its block have passed
-// the last one.
+// is_last_block, plain math functions, and the functions of tensor.cuh and hopper.cuh. All threads
+// of a block, or all lanes of a warp, execute each synchronizing call, except for the barriers of
+// hopper.cuh. No thread returns before all threads of its block have passed the last one.
 #pragma once
 
 #ifdef __CUDACC__
@@ -235,4 +235,20 @@ __device__ __forceinline__ float block_max(float x) {
     if (lane_in_warp() == 0) parts[warp_in_block()] = x;
     __syncthreads();
     return warp_max(lane_in_warp() < blockDim.x / WARP ? parts[lane_in_warp()] : MINUS_INFINITY);
+}
+
+// Returns true in the last of `blocks` blocks that call this with the same counter, in all its
+// threads. It sees everything that the other blocks wrote to global memory before. All threads of a
+// block have to call it. The counter is 0 before the launch, and 0 again when the last block has
+// called it.
+__device__ __forceinline__ bool is_last_block(u32 *counter, u32 blocks) {
+    __shared__ u32 earlier;
+    __syncthreads(); // all threads have written
+    if (threadIdx.x == 0) {
+        __threadfence();
+        earlier = atomicInc(counter, blocks - 1);
+        __threadfence();
+    }
+    __syncthreads();
+    return earlier == blocks - 1;
 }

@@ -115,6 +115,21 @@ pub trait Ops: BackendTypes {
         kv: &Self::Kv,
         out: &mut Self::Buf,
     );
+    /// `KvOps::store_kv`, followed by `attention`, with the same bits. A backend may do both in one
+    /// kernel, so `qkv` is unspecified afterwards. The values are `Values::Own`.
+    #[allow(clippy::too_many_arguments)]
+    fn store_and_attend(
+        &self,
+        inputs: &Self::Inputs,
+        group: usize,
+        shape: &AttentionShape,
+        turn: Option<RotaryEmbedding<Self::Buf>>,
+        sinks: Option<&Self::Buf>,
+        readers: &[&Self::Matrix],
+        qkv: &mut Self::Buf,
+        kv: &mut Self::Kv,
+        out: &mut Self::Buf,
+    );
     /// `out[h][r] = x[r][strip h]`. `x` is `[rows, stride]`, `out` is `[count, rows, dim]`.
     fn split_strips(&self, rows: usize, strips: Strips, x: &Self::Buf, out: &mut Self::Buf);
     /// `out[r][strip h] = x[h][r]`. `x` is `[count, rows, dim]`, `out` is `[rows, stride]`.

@@ -429,8 +429,8 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
                 }
             }
         }
-        self.backend.store_kv(self.inputs, *group, shape, rope.map(|rope| angles[rope].turn()), wide, kv);
-        self.backend.attention(self.inputs, *group, shape, sinks.as_ref(), &[&project.weight], wide, kv, narrow);
+        let turn = rope.map(|rope| angles[rope].turn());
+        self.backend.store_and_attend(self.inputs, *group, shape, turn, sinks.as_ref(), &[&project.weight], wide, kv, narrow);
         self.linear_add(project, narrow, out)
     }
 

@@ -190,6 +190,14 @@ template <class T> T atomicAdd(T *p, T x) {
     return before;
 }
 
+// Counts in global memory. The blocks of a launch run one after another, so this is atomic, and the writes of a block are visible to later ones.
+inline unsigned atomicInc(unsigned *p, unsigned limit) {
+    unsigned before = *p;
+    *p = before >= limit ? 0 : before + 1;
+    return before;
+}
+inline void __threadfence() {}
+
 template <class T> T __ldg(const T *p) { return *p; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 

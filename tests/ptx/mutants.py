@@ -85,6 +85,19 @@ def on_hopper():
 
 
 DECODE, PREFILL = "attention_decode_bf16_64", "attention_prefill_bf16_128"
+COUNT = r"atom\.global\.inc\.u32\s+(%r\d+), \[[^]]+\], (%r\d+);"
+
+
+def of_decode():
+    """Mutants of the merge of parts, and of the storage of rows."""
+    parts, stores = f"{DECODE}, 3 parts", f"{DECODE}, stores rows, 3 parts"
+    for i in (0, 1):
+        yield Mutant(DECODE, f"without fence {i}", parts, without(r"membar\.gl;", i))
+    yield Mutant(DECODE, "a merge by the first block", parts, without(COUNT, 0, r"\g<0> sub.s32 \1, \2, \1;"))
+    yield from barriers(DECODE, parts, 0, 2, 3, 4, 5)
+    yield from barriers(DECODE, f"{DECODE}, 340 tokens", 1)
+    yield from barriers(DECODE, stores, 0, 1)
+    yield from warp_barriers(DECODE, stores, 2)
 MUTANTS = [
     *(Mutant(kernel, "wait_group + 1", case, longer_wait) for kernel, case in (
         ("matmul_bf16_16", "matmul_bf16_16, 9 x 40 x 1048"),
@@ -108,7 +121,7 @@ MUTANTS = [
     *barriers("matmul_codes4_by32_64", "matmul_codes4_by32_64, 7 x 37 x 300", 0),
     *barriers("matmul_codes4_by32_128", "matmul_codes4_by32_128, 7 x 37 x 300", 0),
     *barriers("few_rows_bf16_8", "few_rows_bf16_8, 2312 columns", 0),
-    *barriers(DECODE, f"{DECODE}, 3 parts", 0, 1),
+    *of_decode(),
     *barriers(PREFILL, f"{PREFILL}, four chunks", 0, 1),
     *barriers("attention_plain_bf16", "attention_plain_bf16, chunk, soft cap", 0, 1),
     *barriers("norm_rows", "norms of 700 numbers", 1, 2, 3),

@@ -250,6 +250,39 @@ class BarriersOfSomeWarps(KernelTest):
         self.assert_found("never arrive", body.format(240), threads=384)
 
 
+# Three blocks write 32 numbers each. The last one that counts adds them.
+COUNT = """mov.u32 %r8, %ctaid.x; shl.b32 %r9, %r8, 7; cvt.u64.u32 %rd6, %r9; add.s64 %rd6, %rd4, %rd6; st.global.u32 [%rd6], %r1;
+    bar.sync 0; setp.ne.u32 %p1, %r1, 0; @%p1 bra $counted; membar.gl; atom.global.inc.u32 %r5, [%rd2], 2; membar.gl;
+    st.shared.u32 [%r2], %r5; $counted: bar.sync 0; ld.shared.u32 %r5, [%r2]; setp.ne.u32 %p2, %r5, 2; @%p2 bra $end;
+    ld.global.u32 %r6, [%rd4]; ld.global.u32 %r7, [%rd4+128]; add.s32 %r6, %r6, %r7; ld.global.u32 %r7, [%rd4+256];
+    add.s32 %r6, %r6, %r7; st.global.u32 [%rd4+384], %r6; $end: ret;"""
+
+
+class OrderOfBlocks(unittest.TestCase):
+    def count(self, change=lambda body: body):
+        lab = Lab(Machine(Module(HEAD + change(COUNT) + "\n}\n")))
+        out, counter = lab.allocate(4 * 128), lab.buffer(np.zeros(1, np.uint32))
+        lab.launch("kernel", (3, 1, 1), 32, out, counter)
+        return lab.get(out, (4, 32), np.uint32)[3], lab.get(counter, (1,), np.uint32)[0]
+
+    def test_counters_order_blocks(self):
+        sums, counter = self.count()
+        np.testing.assert_array_equal(sums, 3 * np.arange(32))
+        self.assertEqual(counter, 0)
+
+    def test_defects_are_found(self):
+        """A missing fence or barrier before or after a count, a block that is not the last, and other accesses."""
+        barrier, fence, first = "bar.sync 0;", "membar.gl;", "setp.ne.u32 %p2, %r5, {};"
+        for old, new, places in ((fence, "", (0, 1)), (barrier, "", (0, 1)), (first.format(2), first.format(0), (0,)), (first.format(2), first.format(1), (0,)),
+                                 (fence, "ld.global.u32 %r6, [%rd2]; membar.gl;", (0, 1)), ("ret;", "st.global.u32 [%rd2], 0; ret;", (0,)),
+                                 (barrier, "ld.global.u32 %r6, [%rd4]; bar.sync 0;", (0,))):
+            for place in places:
+                parts = COUNT.split(old)
+                body = old.join(parts[:place + 1]) + new + old.join(parts[place + 1:])
+                with self.assertRaisesRegex(PtxError, "a race", msg=f"{old}, {place}: {new}"):
+                    self.count(lambda _: body)
+
+
 MATRICES = 8192  # bytes between a and b
 
 

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use super::CudaBackend;
+use super::attention::PartialResults;
 use super::blas::Blas;
 use super::buffer::Buf;
 use super::inputs::Inputs;
@@ -9,7 +11,6 @@ use super::matrix::Matrix;
 use super::routes::Routes;
 use super::steps::Steps;
 use super::uploads::Uploads;
-use super::{CudaBackend, attention};
 use crate::backend::{Alloc, AttentionShape, Extent, Graphs, InputLimits, PackedSource, Routing, RowSource, Section};
 use crate::error::{Error, Result};
 use crate::types::batch::Batch;
@@ -67,12 +68,12 @@ impl Alloc for CudaBackend {
         }
         match self.invariant {
             true => Ok(()),
-            false => self.device.grow(&mut self.partial(), self.reserved_bytes(shape)).map(|_| ()),
+            false => PartialResults::reserve(&mut self.partial(), &self.device, shape),
         }
     }
 
     fn reserved_bytes(&self, shape: &AttentionShape) -> u64 {
-        if self.invariant { 0 } else { attention::partial_bytes(&self.device, shape) }
+        if self.invariant { 0 } else { PartialResults::bytes(&self.device, shape) }
     }
 
     fn reserve_rows(&self, rows: usize, cols: usize) -> Result<()> {

@@ -7,7 +7,7 @@ use super::kernels::{TensorAttention, dtype_number};
 use super::kv::Kv;
 use super::memory::{Address, Memory};
 use crate::backend::{AttentionShape, Values};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::types::options::Dtype;
 
 /// Threads per block, except on tensor cores.
@@ -25,6 +25,68 @@ pub struct Args<'a> {
     pub out: Address,
     /// The type of `out`.
     pub stores: Dtype,
+    pub new_tokens: NewTokens,
+}
+
+/// How the decode kernel rotates and stores the rows of its step (`NewTokens` in
+/// `kernels/attention_decode.cuh`). Without slots, `store_kv` has done both.
+#[derive(Debug, Clone, Copy)]
+pub struct NewTokens {
+    pub angles: Address,
+    pub slots: Address,
+    pub rotated: u32,
+    pub pairs: u32,
+}
+
+impl NewTokens {
+    pub const STORED: NewTokens = NewTokens { angles: Address::NULL, slots: Address::NULL, rotated: 0, pairs: 0 };
+}
+
+/// The results of parts of sequences, before they are merged: a counter of each result, and behind
+/// the counters the results.
+pub struct PartialResults(Memory);
+
+impl PartialResults {
+    /// Returns the maximum number of results of all KV heads. A sequence with several parts has at
+    /// most twice as many as its share of the work.
+    fn max(device: &Device) -> u64 {
+        2 * u64::from(device.blocks_at_once())
+    }
+
+    /// Returns the bytes of the counters. The results behind them are aligned to 16 bytes.
+    fn counter_bytes(device: &Device) -> u64 {
+        (PartialResults::max(device) * size_of::<u32>() as u64).next_multiple_of(16)
+    }
+
+    /// Returns the bytes for layers of this shape. A result has sums, maximum score and weight of
+    /// each query, and 8 bytes of padding.
+    pub fn bytes(device: &Device, shape: &AttentionShape) -> u64 {
+        let result = u64::from(queries_per_tile(shape)) * (shape.head_dim as u64 + 4) * size_of::<f32>() as u64;
+        PartialResults::counter_bytes(device) + PartialResults::max(device) * result
+    }
+
+    /// Makes `results` large enough for layers of this shape.
+    ///
+    /// The counters are 0 between launches: a launch that ends has reset them, and one that does not
+    /// end loses the context with this memory. So they are zeroed here only.
+    pub fn reserve(results: &mut Option<PartialResults>, device: &Device, shape: &AttentionShape) -> Result<()> {
+        let bytes = PartialResults::bytes(device, shape);
+        if results.as_ref().is_none_or(|PartialResults(memory)| memory.bytes() < bytes) {
+            device.wait()?; // no queued work uses the memory that is freed
+            *results = None;
+            let memory = device.memory(bytes)?;
+            device.clear(&memory, PartialResults::counter_bytes(device));
+            device.check()?;
+            *results = Some(PartialResults(memory));
+        }
+        Ok(())
+    }
+
+    /// Returns the addresses of the counters and of the results.
+    fn addresses(&self, device: &Device) -> [Address; 2] {
+        let counters = self.0.address();
+        [counters, counters.at(PartialResults::counter_bytes(device))]
+    }
 }
 
 /// Returns the queries of a KV head that a decode tile has at most.
@@ -32,17 +94,10 @@ fn queries_per_tile(shape: &AttentionShape) -> u32 {
     shape.head_groups().each.min(DECODE_TILE)
 }
 
-/// Returns the maximum bytes of partial results: sums, maximum score and weight for each query of
-/// each part. A sequence with several parts has at most twice as many as its share of the work.
-pub fn partial_bytes(device: &Device, shape: &AttentionShape) -> u64 {
-    let parts = 2 * u64::from(device.blocks_at_once());
-    parts * u64::from(queries_per_tile(shape)) * (shape.head_dim as u64 + 2) * size_of::<f32>() as u64
-}
-
 /// Launches an attention kernel over some tiles. Only some kernels take the arguments in brackets.
 macro_rules! attend {
-    ($args:ident, $device:ident, $function:expr, $shape:expr, $tiles:expr, [$($dims:expr),*], [$($parts:expr),*]) => {{
-        let Args { inputs, group, shape, slopes, sinks, qkv, kv, out, stores } = $args;
+    ($args:ident, $device:ident, $function:expr, $shape:expr, $tiles:expr, [$($dims:expr),*], [$($decode:expr),*]) => {{
+        let Args { inputs, group, shape, slopes, sinks, qkv, kv, out, stores, .. } = $args;
         launch!(
             $device,
             $function,
@@ -66,18 +121,29 @@ macro_rules! attend {
             shape.scale,
             shape.soft_cap.unwrap_or(0.0),
             dtype_number(*stores),
-            $($parts),*
+            $($decode),*
         )
     }};
 }
 
+/// Returns the tensor core kernels for a layer. None: the plain kernel processes it.
+fn tensor(device: &Device, shape: &AttentionShape, kv: &Kv) -> Option<TensorAttention> {
+    device.kernels.attention.tensor(kv.shape.dtype, shape.head_dim).filter(|_| shape.values == Values::Own)
+}
+
+/// Returns true if attention can rotate and store the rows of the batch itself: the decode kernel
+/// processes all of them.
+pub fn stores_rows(device: &Device, inputs: &Inputs, shape: &AttentionShape, kv: &Kv, partial: Option<&PartialResults>) -> bool {
+    let decodes = inputs.tiles(shape.head_groups()).is_some_and(|tiles| tiles.prefill.count == 0);
+    decodes && partial.is_some() && tensor(device, shape, kv).is_some()
+}
+
 impl Args<'_> {
-    pub fn run(&self, device: &Device, partial: Option<&Memory>) {
+    pub fn run(&self, device: &Device, partial: Option<&PartialResults>) {
         let Some(tiles) = self.inputs.tiles(self.shape.head_groups()) else {
             return device.refuse(Error::internal("no tiles for this shape of attention"));
         };
-        let tensor = device.kernels.attention.tensor(self.kv.shape.dtype, self.shape.head_dim);
-        match (tensor.filter(|_| self.shape.values == Values::Own), partial) {
+        match (tensor(device, self.shape, self.kv), partial) {
             (Some(tensor), Some(partial)) => {
                 self.prefill(device, tensor, tiles.prefill);
                 self.decode(device, tensor, tiles, partial);
@@ -95,33 +161,12 @@ impl Args<'_> {
         attend!(self, device, function, shape, tiles, [], []);
     }
 
-    /// Sequences with one row. Long ones are divided into parts, whose results are merged.
-    fn decode(&self, device: &Device, kernels: TensorAttention, tiles: Tiles, partial: &Memory) {
-        let shape = Shape { shared: kernels.decode_shared, ..self.shape_of(tiles.parts, 1, kernels.decode_threads) };
-        attend!(self, device, kernels.decode, shape, tiles.parts, [], [partial.address()]);
-        // Recorded steps have more parts than tiles, whatever the sequences are.
-        if tiles.parts.count > tiles.decode.count {
-            self.merge(device, tiles.decode, partial);
-        }
-    }
-
-    fn merge(&self, device: &Device, tiles: InputRange, partial: &Memory) {
-        let shape = self.shape_of(tiles, queries_per_tile(self.shape), THREADS);
-        let (heads, kv_heads, dim) = (self.shape.heads as u32, self.shape.kv_heads as u32, self.shape.head_dim as u32);
-        let (tiles, stores) = (self.inputs.address(tiles), dtype_number(self.stores));
-        launch!(
-            device,
-            device.kernels.attention.merge,
-            shape,
-            self.out,
-            partial.address(),
-            tiles,
-            self.sinks,
-            heads,
-            kv_heads,
-            dim,
-            stores
-        );
+    /// Sequences with one row. Long ones are divided into parts, whose results the last block merges.
+    fn decode(&self, device: &Device, kernels: TensorAttention, tiles: Tiles, partial: &PartialResults) {
+        let shape = Shape { shared: kernels.decode_shared, ..self.shape_of(tiles.decode, 1, kernels.decode_threads) };
+        let NewTokens { angles, slots, rotated, pairs } = self.new_tokens;
+        let [counters, results] = partial.addresses(device);
+        attend!(self, device, kernels.decode, shape, tiles.decode, [], [angles, slots, rotated, pairs, counters, results]);
     }
 
     /// Heads of any width, and K and V of any type.

@@ -263,6 +263,16 @@ impl Device {
         }
     }
 
+    /// Queues zeros for the first `bytes` bytes.
+    pub fn clear(&self, memory: &Memory, bytes: u64) {
+        if bytes > memory.bytes() {
+            return self.refuse(Error::internal(format!("zeros for {bytes} of {} bytes", memory.bytes())));
+        }
+        // SAFETY: the check above bounds the range.
+        let queued = self.context.calling(|| unsafe { result::memset_d8_async(memory.address().0, 0, bytes as usize, self.stream()) });
+        self.remember("clear memory", queued);
+    }
+
     pub fn event(&self) -> Result<Event> {
         Event::new(&self.context).map_err(|e| failed("create an event", e))
     }

@@ -33,10 +33,8 @@ pub struct Tiles {
     heads: HeadGroups,
     /// Sequences with more than one row in the batch.
     pub prefill: InputRange,
-    /// Sequences with one row.
+    /// Sequences with one row, in parts.
     pub decode: InputRange,
-    /// The parts of the sequences in `decode`.
-    pub parts: InputRange,
     /// All sequences, in prefill tiles.
     pub all: InputRange,
 }
@@ -83,9 +81,8 @@ impl Inputs {
             let prefill = self.push_tiles(batch.spans.iter().filter(|span| !is_decode(span)), heads.each, PREFILL_TILE, 0);
             let all = self.push_tiles(batch.spans.iter(), heads.each, PREFILL_TILE, missing);
             let division = Division::new(batch, heads, device.blocks_at_once());
-            let decode = self.push_decode(batch, &division, missing);
-            let parts = self.push_parts(batch, &division, kept.map(|_| decode.count));
-            self.tiles.push(Tiles { heads, prefill, decode, parts, all });
+            let decode = self.push_decode(batch, &division, kept);
+            self.tiles.push(Tiles { heads, prefill, decode, all });
         }
         self.tables = self.push(&batch.tables, 0, 0);
         self.placeholders = InputRange { first: self.len, count: batch.placeholders.len() as u32 };
@@ -173,25 +170,20 @@ impl Inputs {
         range
     }
 
-    /// Appends decode tiles of the sequences.
-    fn push_decode(&mut self, batch: &Batch, division: &Division, missing: usize) -> InputRange {
-        let mut range = self.begin_tiles();
-        division.tiles(batch).for_each(|tile| self.push_tile(&mut range, tile));
-        (0..missing * division.first_queries().count()).for_each(|_| self.push_tile(&mut range, [0; TILE_NUMBERS]));
-        range
-    }
-
-    /// Appends a tile for each part of the decode tiles. If `of_kept` is the number of these, so
-    /// many empty ones follow that the total does not depend on the batch.
-    fn push_parts(&mut self, batch: &Batch, division: &Division, of_kept: Option<u32>) -> InputRange {
-        let mut range = self.begin_tiles();
-        for [row, rows, table, first_query, _, len, parts, partial] in division.tiles(batch) {
-            for part in 0..parts {
-                let (first, end) = (part * division.part_len, len.min((part + 1).saturating_mul(division.part_len)));
-                self.push_tile(&mut range, [row, rows, table, first_query, first, end, parts, partial + part]);
+    /// Appends decode tiles: one for each part of a sequence and group of queries. If the batch is
+    /// padded to `kept` rows, so many empty ones follow that their number does not depend on it.
+    fn push_decode(&mut self, batch: &Batch, division: &Division, kept: Option<usize>) -> InputRange {
+        let (mut range, mut partial) = (self.begin_tiles(), 0);
+        for span in batch.spans.iter().filter(is_decode) {
+            let parts = division.parts(context_len(batch, span));
+            for first_query in division.first_queries() {
+                for part in 0..parts {
+                    self.push_tile(&mut range, [span.first_token, 1, span.table, first_query, division.part_len, part, parts, partial]);
+                }
+                partial += if parts > 1 { parts } else { 0 };
             }
         }
-        let total = of_kept.map_or(range.count, |tiles| tiles + division.more_parts);
+        let total = kept.map_or(range.count, |rows| (rows * division.first_queries().count()) as u32 + division.more_parts);
         (range.count..total).for_each(|_| self.push_tile(&mut range, [0; TILE_NUMBERS]));
         range
     }
@@ -242,18 +234,6 @@ impl Division {
         len.div_ceil(self.part_len)
     }
 
-    /// The tiles of the sequences, each with all its tokens and the index of its first partial
-    /// result.
-    fn tiles<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = [u32; TILE_NUMBERS]> + 'a {
-        let of_spans = batch.spans.iter().filter(is_decode).flat_map(|span| self.first_queries().map(move |query| (span, query)));
-        of_spans.scan(0, |partial, (span, first_query)| {
-            let (len, first_partial) = (context_len(batch, span), *partial);
-            let parts = self.parts(len);
-            *partial += if parts > 1 { parts } else { 0 };
-            Some([span.first_token, 1, span.table, first_query, 0, len, parts, first_partial])
-        })
-    }
-
     /// The first query of each tile of a row.
     fn first_queries(&self) -> impl Iterator<Item = u32> + use<> {
         (0..self.heads.each).step_by(DECODE_TILE as usize)
@@ -276,9 +256,9 @@ fn is_decode(span: &&Span) -> bool {
 }
 
 /// Returns the numbers of all tiles. In each list, their count is at most that of full tiles plus
-/// one per sequence, and parts are more by `more_parts`.
+/// one per sequence, and decode tiles are more by `more_parts`.
 fn tile_numbers(rows: usize, sequences: usize, heads: &HeadGroups, blocks_at_once: u32) -> usize {
     let tiles = (rows * heads.each as usize).div_ceil(DECODE_TILE.min(PREFILL_TILE) as usize) + sequences;
-    // Prefill and decode tiles share the rows of the batch; parts and combined tiles have all of them.
-    TILE_NUMBERS * (4 + 3 * tiles + more_parts(*heads, blocks_at_once) as usize)
+    // Prefill and decode tiles share the rows of the batch; combined tiles have all of them.
+    TILE_NUMBERS * (3 + 2 * tiles + more_parts(*heads, blocks_at_once) as usize)
 }

@@ -420,15 +420,13 @@ impl Cache {
 pub struct Attention {
     plain: PlainAttention,
     tensor: Vec<(KvDtype, usize, TensorAttention)>,
-    /// Merges the parts of split sequences.
-    pub merge: Function,
 }
 
 impl Attention {
     fn load(find: Find) -> Result<Attention> {
         let each = TENSOR_DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|dim| (dtype, dim)));
         let tensor = each.map(|(dtype, dim)| Ok((dtype, dim, TensorAttention::new(dtype, dim, find)?))).collect::<Result<_>>()?;
-        Ok(Attention { plain: PlainAttention::load(find)?, tensor, merge: find_required(find, "attention_merge")? })
+        Ok(Attention { plain: PlainAttention::load(find)?, tensor })
     }
 
     /// Permits the shared memory that exceeds the default limit.

@@ -1,19 +1,32 @@
 //! The operations of the KV cache.
 
 use super::CudaBackend;
+use super::attention::NewTokens;
 use super::buffer::Buf;
 use super::function::{Shape, WARP, launch};
 use super::host::Host;
 use super::inputs::Inputs;
 use super::kernels::pairs_number;
 use super::kv::{self, Kv};
-use super::memory::Address;
 use crate::backend::{AttentionShape, KvOps, KvShape, RotaryEmbedding, Values};
 use crate::error::{Error, Result};
 use crate::types::batch::{BlockCopy, BlockMove, Tail};
 
 /// Warps of a block that stores K and V, each of which stores one head.
 const STORING_WARPS: usize = 4;
+
+impl CudaBackend {
+    /// Returns how the rows of a batch are rotated and where they are stored.
+    pub(super) fn new_tokens(&self, inputs: &Inputs, turn: Option<RotaryEmbedding<Buf>>) -> NewTokens {
+        let slots = inputs.address(inputs.slots);
+        turn.map_or(NewTokens { slots, ..NewTokens::STORED }, |turn| NewTokens {
+            angles: self.input(turn.angles),
+            slots,
+            rotated: turn.rotated as u32,
+            pairs: pairs_number(turn.pairs),
+        })
+    }
+}
 
 impl KvOps for CudaBackend {
     fn kv(&self, shape: KvShape) -> Result<Kv> {
@@ -45,8 +58,7 @@ impl KvOps for CudaBackend {
         let KvShape { block_size, dtype, .. } = kv.shape;
         let own = shape.values == Values::Own;
         let (heads, halves) = (if own { shape.heads } else { 0 }, kv::halves(&kv.shape));
-        let (angles, rotated, pairs) =
-            turn.map_or((Address::NULL, 0, 0), |turn| (self.input(turn.angles), turn.rotated as u32, pairs_number(turn.pairs)));
+        let NewTokens { angles, slots, rotated, pairs } = self.new_tokens(inputs, turn);
         let blocks = (heads + halves * shape.kv_heads).div_ceil(STORING_WARPS);
         let launched = Shape::new((inputs.rows, blocks as u32, 1), (STORING_WARPS * WARP) as u32);
         launch!(
@@ -56,7 +68,7 @@ impl KvOps for CudaBackend {
             kv.address(),
             self.input(qkv),
             angles,
-            inputs.address(inputs.slots),
+            slots,
             heads as u32,
             shape.kv_heads as u32,
             halves as u32,

@@ -45,6 +45,7 @@ mod watchdog;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use attention::PartialResults;
 use blas::Blas;
 use buffer::Buf;
 use collectives::Exchange;
@@ -53,7 +54,7 @@ use host::Host;
 use inputs::Inputs;
 use kv::Kv;
 use matrix::Matrix;
-use memory::{Address, Memory};
+use memory::Address;
 use moves::MoveList;
 use routes::Routes;
 use sampler::DeviceSampler;
@@ -85,7 +86,7 @@ pub struct CudaBackend {
     /// The distinct divisions of heads of all layers.
     head_groups: Mutex<Vec<HeadGroups>>,
     /// Partial attention results of sequences in several parts, before they are merged.
-    partial: Mutex<Option<Memory>>,
+    partial: Mutex<Option<PartialResults>>,
     tables: Tables,
     steps: Mutex<Steps>,
     moves: Mutex<MoveList>,
@@ -162,7 +163,7 @@ impl CudaBackend {
         }
     }
 
-    fn partial(&self) -> MutexGuard<'_, Option<Memory>> {
+    fn partial(&self) -> MutexGuard<'_, Option<PartialResults>> {
         self.partial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::attention::NewTokens;
 use super::blas::Blas;
 use super::buffer::{Buf, Operand};
 use super::few_rows::Rows;
@@ -16,7 +17,7 @@ use super::stored::Stored;
 use super::tables::Key;
 use super::{CudaBackend, attention, blas};
 use crate::backend::{
-    Act, Activation, Addition, AttentionShape, Branch, ExpertOf, Glu, Heads, MatrixOf, MlpOf, NormOf, Ops, RotaryEmbedding, Routing,
+    Act, Activation, Addition, AttentionShape, Branch, ExpertOf, Glu, Heads, KvOps, MatrixOf, MlpOf, NormOf, Ops, RotaryEmbedding, Routing,
     Strips, WithBias,
 };
 use crate::error::{Error, Result};
@@ -162,6 +163,32 @@ impl CudaBackend {
                 narrow
             }
         }
+    }
+
+    /// Launches attention. If there are new tokens, it rotates and stores the rows too.
+    #[allow(clippy::too_many_arguments)]
+    fn attention_of(
+        &self,
+        inputs: &Inputs,
+        group: usize,
+        shape: &AttentionShape,
+        new_tokens: NewTokens,
+        sinks: Option<&Buf>,
+        readers: &[&Matrix],
+        qkv: &Buf,
+        kv: &Kv,
+        out: &mut Buf,
+    ) {
+        let slopes = shape.alibi.map_or(Address::NULL, |steepness| {
+            let bits = |head: usize| u64::from((steepness * shape.slope(head.min(shape.heads - 1))).to_bits());
+            // Two f32 per u64, the first in the low half.
+            let pairs = (0..shape.heads.div_ceil(2)).map(|pair| bits(2 * pair) | bits(2 * pair + 1) << 32);
+            self.list(Key::Slopes(shape.heads, steepness.to_bits()), pairs)
+        });
+        let stores = self.type_for(inputs.rows as usize, readers);
+        let (sinks, qkv, out) = (self.optional(sinks), self.input(qkv), out.output_in(stores));
+        let args = attention::Args { inputs, group, shape, slopes, sinks, qkv, kv, out, stores, new_tokens };
+        args.run(&self.device, self.partial().as_ref());
     }
 
     /// Runs a kernel that copies strips between two layouts.
@@ -320,15 +347,27 @@ impl Ops for CudaBackend {
         kv: &Kv,
         out: &mut Buf,
     ) {
-        let slopes = shape.alibi.map_or(Address::NULL, |steepness| {
-            let bits = |head: usize| u64::from((steepness * shape.slope(head.min(shape.heads - 1))).to_bits());
-            // Two f32 per u64, the first in the low half.
-            let pairs = (0..shape.heads.div_ceil(2)).map(|pair| bits(2 * pair) | bits(2 * pair + 1) << 32);
-            self.list(Key::Slopes(shape.heads, steepness.to_bits()), pairs)
-        });
-        let stores = self.type_for(inputs.rows as usize, readers);
-        let (sinks, qkv, out) = (self.optional(sinks), self.input(qkv), out.output_in(stores));
-        attention::Args { inputs, group, shape, slopes, sinks, qkv, kv, out, stores }.run(&self.device, self.partial().as_ref());
+        self.attention_of(inputs, group, shape, NewTokens::STORED, sinks, readers, qkv, kv, out);
+    }
+
+    fn store_and_attend(
+        &self,
+        inputs: &Inputs,
+        group: usize,
+        shape: &AttentionShape,
+        turn: Option<RotaryEmbedding<Buf>>,
+        sinks: Option<&Buf>,
+        readers: &[&Matrix],
+        qkv: &mut Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) {
+        let stores = attention::stores_rows(&self.device, inputs, shape, kv, self.partial().as_ref());
+        if !stores {
+            self.store_kv(inputs, group, shape, turn, qkv, kv);
+        }
+        let new_tokens = if stores { self.new_tokens(inputs, turn) } else { NewTokens::STORED };
+        self.attention_of(inputs, group, shape, new_tokens, sinks, readers, qkv, kv, out);
     }
 
     fn split_strips(&self, rows: usize, strips: Strips, x: &Buf, out: &mut Buf) {

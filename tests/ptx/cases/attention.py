@@ -1,11 +1,13 @@
 """What the cases of attention have in common: sequences in blocks, tiles, and the reference."""
+import copy
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ptx.numbers import F32, F64
 
-from .cache import BYTES, SCALED, Pool, stored
+from .cache import BYTES, NO_SLOT, SCALED, Pool, Stored, stored
 
 DECODE_QUERIES, PREFILL_QUERIES = 16, 128
 
@@ -51,6 +53,8 @@ class Sequences:
     sinks: np.ndarray | None = None
     addresses: dict = field(default_factory=dict)
     tables: list = field(default_factory=list)  # index of the first entry of each sequence
+    pool: Pool | None = None
+    slots: np.ndarray | None = None             # [rows, TABLE_GROUPS]
 
 
 TABLE_GROUPS, TABLE_GROUP = 2, 1
@@ -66,9 +70,10 @@ def sequences(lab, shape):
     counts = [-(-length // block_size) for length in shape.lengths]
     order = lab.random.permutation(sum(counts) + 2)[:sum(counts)]
     pool = Pool(shape.kind, sum(counts) + 2, shape.kv_heads, block_size, shape.dim, halves=2 if own else 1)
-    tables = np.full((sum(counts), TABLE_GROUPS), 0xFFFFFFFF, np.uint32)
+    tables = np.full((sum(counts), TABLE_GROUPS), NO_SLOT, np.uint32)
     tables[:, TABLE_GROUP] = order
-    first = 0
+    first, step.pool, step.slots = 0, pool, np.full((rows, TABLE_GROUPS), NO_SLOT, np.uint32)
+    step.slots[:, TABLE_GROUP] = list(slots(shape, order, counts))
     for length, count in zip(shape.lengths, counts):
         step.tables.append(first * TABLE_GROUPS)
         halves = [write_half(lab, pool, shape, order[first:first + count], length, half) for half in range(2 if own else 1)]
@@ -83,6 +88,14 @@ def sequences(lab, shape):
     step.addresses = {"qkv": lab.put(step.qkv), "kv": lab.put(pool.bytes), "positions": lab.put(step.positions), "tables": lab.put(tables),
                       **optional}
     return step
+
+
+def slots(shape, order, counts):
+    """The slots of the step's rows."""
+    for length, rows, first in zip(shape.lengths, shape.rows, np.cumsum([0, *counts])):
+        for token in range(length - rows, length):
+            block = int(order[first + (token >> shape.block_shift)])
+            yield (block << shape.block_shift) + token % (1 << shape.block_shift)
 
 
 def write_half(lab, pool, shape, blocks, length, half):
@@ -140,17 +153,25 @@ def prefill_tiles(shape, step):
 
 
 def decode_tiles(shape, step):
-    """Returns the tiles of rows for the merge, and those of their parts."""
-    whole, of_parts, partial = [], [], 0
+    """Returns the tiles of parts, and the number of partial results."""
+    tiles, partial = [], 0
     for row, (length, table) in enumerate(zip(shape.lengths, step.tables)):
-        part = -(-length // shape.parts // 64) * 64 if shape.parts > 1 else length
-        count = -(-length // part)
+        part_len = -(-length // shape.parts // 64) * 64 if shape.parts > 1 else length
+        count = -(-length // part_len)
         for query in range(0, shape.group, DECODE_QUERIES):
-            whole.append([row, 1, table, query, 0, length, count, partial])
-            of_parts += [[row, 1, table, query, i * part, min(length, (i + 1) * part), count, partial + i] for i in range(count)]
+            tiles += [[row, 1, table, query, part_len, part, count, partial] for part in range(count)]
             partial += count if count > 1 else 0
-    padding = [[0] * 8]
-    return np.array(whole + padding, np.uint32), np.array(of_parts + padding, np.uint32), partial
+    return np.array(tiles + [[0] * 8], np.uint32), partial
+
+
+def without_rows(shape, step):
+    """Returns the bytes of the pool in which K and V of the step's rows are NaN."""
+    pool = copy.deepcopy(step.pool)
+    scale = F32(np.nan) if shape.kind in SCALED else None
+    unwritten = Stored(np.full(shape.dim * BYTES[shape.kind], 0xFF, np.uint8), scale, None)
+    for slot, half, head in itertools.product(step.slots[:, TABLE_GROUP].tolist(), range(2), range(shape.kv_heads)):
+        pool.write(slot, half, head, unwritten)
+    return pool.bytes
 
 
 def token_bytes(kind, dim):

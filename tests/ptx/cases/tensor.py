@@ -1,13 +1,19 @@
 """Attention on tensor cores: kernels/attention.cu."""
+from dataclasses import replace
 from functools import partial
 
-from lab import DTYPE_BF16, DTYPE_F16, WARP, Case
+import numpy as np
 
-from .attention import Shape, arguments, decode_tiles, prefill_tiles, reference, sequences, token_bytes
+from lab import DTYPE_BF16, DTYPE_F16, DTYPE_F32, WARP, Case, Mismatch, div_ceil
+from ptx.numbers import F32
+
+from .attention import (DECODE_QUERIES, TABLE_GROUP, TABLE_GROUPS, Shape, arguments, decode_tiles, prefill_tiles, reference, sequences,
+                        token_bytes, without_rows)
+from .cache import HALVES, NEIGHBOURS, STORING_WARPS
 
 KINDS = ("bf16", "f16", "int8", "fp8")
 DIMS = (64, 80, 96, 112, 128, 256)
-PREFILL_THREADS, MERGE_THREADS = 128, 128
+PREFILL_THREADS = 128
 
 
 def limit(shape):
@@ -40,20 +46,48 @@ def prefill(shape, dtypes, lab):
     lab.results(wanted, limit(shape), launch, dtypes)
 
 
+# The last arguments of decode: angles, slots, rotated dimensions and pairs. Here, the rows are stored.
+STORED = 0, 0, 0, 0
+
+
+def launch_decode(lab, shape, step, out, dtype, new_tokens=STORED):
+    """Launches decode. Afterwards, its counters are 0 again."""
+    tiles, partials = decode_tiles(shape, step)
+    counters = np.zeros(max(partials, 1) * shape.kv_heads, np.uint32)
+    ended, results = lab.buffer(counters), lab.out(max(partials, 1), shape.kv_heads, min(DECODE_QUERIES, shape.group), shape.dim + 4)
+    stage, threads = stage_bytes(shape), tokens_at_once(shape.dim) // 16 * WARP
+    lab.launch(f"attention_decode_{shape.kind}_{shape.dim}", (len(tiles), shape.kv_heads, 1), threads,
+               *arguments(shape, step, out, dtype, lab.put(tiles)), *new_tokens, ended, results, shared=72 * 1024 // stage * stage)
+    lab.equal(lab.get(ended, counters.shape, np.uint32), counters)
+
+
 def decode(shape, dtypes, lab):
     step = sequences(lab, shape)
-    wanted, (whole, parts, partials) = reference(shape, step), decode_tiles(shape, step)
-    queries, stage, of_parts, of_rows = min(16, shape.group), stage_bytes(shape), lab.put(parts), lab.put(whole)
-    grid, threads = (len(parts), shape.kv_heads, 1), tokens_at_once(shape.dim) // 16 * WARP
+    lab.results(reference(shape, step), limit(shape), lambda out, dtype: launch_decode(lab, shape, step, out, dtype), dtypes)
 
-    def launch(out, dtype):
-        partial_results = lab.out(max(partials, 1), shape.kv_heads, queries, shape.dim + 2)
-        lab.launch(f"attention_decode_{shape.kind}_{shape.dim}", grid, threads, *arguments(shape, step, out, dtype, of_parts),
-                   partial_results, shared=72 * 1024 // stage * stage)
-        lab.launch("attention_merge", (len(whole), shape.kv_heads, queries), MERGE_THREADS, out, partial_results, of_rows,
-                   step.addresses["sinks"], shape.heads, shape.kv_heads, shape.dim, dtype)
 
-    lab.results(wanted, limit(shape), launch, dtypes)
+def store_and_decode(shape, rotated, pairs, lab):
+    """A kernel that rotates and stores its rows has the bits of two kernels."""
+    step = sequences(lab, shape)
+    before, rows = without_rows(shape, step), len(step.positions)
+    angles, slots = lab.put(lab.random.uniform(-1, 1, (rows, rotated)).astype(F32)), lab.put(step.slots)
+    outs, pools = [], []
+    for at_once in (False, True):
+        kv, qkv, out = lab.buffer(before), (lab.put if at_once else lab.buffer)(step.qkv), lab.out(rows, shape.heads, shape.dim)
+        of_case = replace(step, addresses={**step.addresses, "kv": kv, "qkv": qkv})
+        if not at_once:
+            heads = shape.heads + 2 * shape.kv_heads
+            lab.launch(f"store_kv_{shape.kind}", (rows, div_ceil(heads, STORING_WARPS), 1), STORING_WARPS * WARP, kv, qkv, angles, slots,
+                       shape.heads, shape.kv_heads, 2, shape.dim, rotated, pairs, shape.block_shift, TABLE_GROUPS, TABLE_GROUP)
+        launch_decode(lab, shape, of_case, out, DTYPE_F32, (angles, slots, rotated, pairs) if at_once else STORED)
+        outs.append(lab.get(out, (rows, shape.heads, shape.dim), F32))
+        pools.append(lab.get(kv, before.shape, np.uint8))
+    if not np.isfinite(outs[0]).all():
+        raise Mismatch("a result is not finite")
+    lab.equal(outs[1].view(np.uint32), outs[0].view(np.uint32))
+    lab.equal(pools[1], pools[0])
+    if (pools[0] == before).all():
+        raise Mismatch("no row was stored")
 
 
 def decode_shapes(kind, dim):
@@ -63,6 +97,14 @@ def decode_shapes(kind, dim):
     yield "20 heads, window", Shape(kind, dim, heads=20, kv_heads=1, lengths=(90,), rows=(1,), window=50), False
     yield "ALiBi, sinks", Shape(kind, dim, lengths=(70, 9), alibi=True, sinks=True, parts=2, block_shift=3), False
     yield "soft cap", Shape(kind, dim, heads=3, kv_heads=3, lengths=(65,), rows=(1,), soft_cap=3.0), False
+
+
+def storing_shapes(kind, dim):
+    quick = (kind, dim) in (("bf16", 64), ("int8", 256))
+    # Two rows are the first token of 16 that are processed together.
+    yield "stores rows, 3 parts", Shape(kind, dim, lengths=(300, 65, 1), rows=(1, 1, 1), parts=3), dim, HALVES, quick
+    yield "stores rows, 20 heads", Shape(kind, dim, heads=20, kv_heads=1, lengths=(90, 16), window=17), 48, NEIGHBOURS, False
+    yield "stores rows, no angles", Shape(kind, dim, heads=3, kv_heads=3, lengths=(129,), rows=(1,), parts=2, window=1), 0, HALVES, False
 
 
 def prefill_shapes(kind, dim):
@@ -78,7 +120,9 @@ def cases():
         for dim in DIMS:
             name = f"attention_decode_{kind}_{dim}"
             for what, shape, quick in decode_shapes(kind, dim):
-                yield Case(f"{name}, {what}", [name, "attention_merge"], partial(decode, shape, rounded_in(what, "3 parts")), quick)
+                yield Case(f"{name}, {what}", [name], partial(decode, shape, rounded_in(what, "3 parts")), quick)
+            for what, shape, rotated, pairs, quick in storing_shapes(kind, dim):
+                yield Case(f"{name}, {what}", [name, f"store_kv_{kind}"], partial(store_and_decode, shape, rotated, pairs), quick)
             name = f"attention_prefill_{kind}_{dim}"
             for what, shape, quick in prefill_shapes(kind, dim):
                 yield Case(f"{name}, {what}", [name], partial(prefill, shape, rounded_in(what, "ALiBi, sinks")), quick)

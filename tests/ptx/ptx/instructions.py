@@ -297,6 +297,9 @@ class Translator:
         return f"t.store({space!r}, {self.address(operands[0])}, T_{parts[-1]}, [{numbers}], m)"
 
     def do_atom(self, parts, operands):
+        if parts[1:] == ["global", "inc", "u32"]:
+            limit = f"t.for_all({self.source(operands[2], 'u32')})"
+            return self.put(operands[0], f"t.count_global({self.address(operands[1])}, {limit}, m)", "u32")
         if parts[1:] != ["shared", "add", "u32"]:
             raise PtxError(f"unknown PTX: {'.'.join(parts)}")
         number = f"t.for_all({self.source(operands[2], 'u32')})"
@@ -314,6 +317,10 @@ class Translator:
         target, source, size = self.address(operands[0]), self.address(operands[1]), int(operands[2])
         used = f"t.for_all({self.source(operands[3], 'u32')})" if len(operands) > 3 else f"t.for_all(T_u32({size}))"
         return f"t.copy_async({target}, {source}, {size}, {used}, m)"
+
+    def do_membar(self, parts, _operands):
+        assert parts[1:] == ["gl"], parts
+        return "t.fence(m)"
 
     # ---- warps and blocks
 

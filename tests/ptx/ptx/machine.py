@@ -254,6 +254,13 @@ class Launch:
         lanes, addresses = self.chosen(addresses, mask)
         return self.spread([self.shared.add(addresses, numbers[lanes], lanes)], lanes, mask)[0]
 
+    def count_global(self, addresses, limits, mask):
+        lanes, addresses = self.chosen(addresses, mask)
+        return self.spread([self.device.count(addresses, limits[lanes], lanes)], lanes, mask)[0]
+
+    def fence(self, mask):
+        self.device.log.order.fence(self.lanes if mask is None else np.flatnonzero(mask))
+
     def copy_async(self, targets, sources, size, used, mask):
         lanes, targets = self.chosen(targets, mask)
         used, sources = used[lanes], self.for_all(sources)[lanes]

@@ -2,7 +2,7 @@
 import numpy as np
 
 from .parser import PtxError
-from .races import AccessLog, ClockLog
+from .races import AccessLog, ClockLog, GlobalLog
 
 GLOBAL_BASE = 1 << 40
 GAP = 256          # bytes between allocations, more than an access
@@ -99,7 +99,7 @@ class Device(Bytes):
         return self.bytes[first:first + count * np.dtype(dtype).itemsize].view(dtype).reshape(shape).copy()
 
     def begin(self, threads):
-        self.log = AccessLog(len(self.state), threads)
+        self.log = GlobalLog(len(self.state), threads)
 
     def offsets(self, addresses, size, needed):
         check_aligned(addresses, size)
@@ -125,6 +125,18 @@ class Device(Bytes):
         size = np.dtype(dtype).itemsize * len(numbers)
         offsets = self.offsets(addresses, size, WRITABLE)
         self.store_checked(offsets, dtype, numbers, *self.log.write(places_of(offsets, size, 1), lanes))
+
+
+    def count(self, addresses, limits, lanes):
+        """Counts up to a limit, and then from 0 again, in the order of the lanes. Returns the numbers before."""
+        offsets, before = self.offsets(addresses, 4, WRITABLE), np.empty(len(lanes), np.uint32)
+        view = self.as_type(np.uint32)
+        for i, (offset, limit, lane) in enumerate(zip(offsets.tolist(), limits, lanes.tolist())):
+            if self.log.count(offset, lane):
+                raise AccessError("a race: another thread accesses the global memory of a counter")
+            before[i] = view[offset // 4]
+            view[offset // 4] = 0 if before[i] >= limit else before[i] + 1
+        return before
 
 
 class Shared(Bytes):

@@ -54,6 +54,47 @@ class Clocks:
         self.known[self.VISIBLE, warps] = self.known[self.ORDERED, warps]
 
 
+class BlockOrder:
+    """What orders the blocks of a launch: counters in global memory.
+
+    An access is released by a thread that passes a barrier of its block after it, then a fence, and then
+    counts. A thread that counts, then passes a fence and then a barrier of its block orders everything
+    that was released by earlier counts of the same counter before the next accesses of its block.
+    """
+
+    def __init__(self, threads):
+        self.threads, blocks = threads, int(threads.block[-1]) + 1
+        self.fenced = np.zeros(len(threads.number), np.int32)  # barriers that a thread had passed at its last fence
+        self.released, self.counted = {}, {}                   # by counters, and for the next fence of threads: barriers of blocks
+        # Accesses of a block (column) that passed fewer barriers than `known` are ordered before those of another
+        # (row) that passed more than `since`.
+        self.known, self.since = np.zeros((blocks, blocks), np.int32), np.full(blocks, np.iinfo(np.int32).max, np.int32)
+
+    def fence(self, lanes):
+        threads = self.threads
+        self.fenced[lanes] = threads.block_barriers[lanes]
+        for lane in self.counted.keys() & set(lanes.tolist()):
+            block = threads.block[lane]
+            np.maximum(self.known[block], self.counted.pop(lane), out=self.known[block])
+            self.since[block] = threads.block_barriers[lane]
+
+    def count(self, place, lane):
+        block = self.threads.block[lane]
+        released = self.released.setdefault(place, np.zeros(len(self.since), np.int32))
+        released[block] = max(released[block], self.fenced[lane])
+        if self.fenced[lane] > self.since[block]:
+            np.maximum(released, self.known[block], out=released)
+        self.counted[lane] = released.copy()
+
+    def unordered(self, of, barriers, lanes):
+        """True where an access of the thread `of` after so many barriers is not ordered before another block's lanes."""
+        if not self.known.any():
+            return np.ones(of.shape, bool)
+        block = self.threads.block[lanes]
+        late = (self.threads.block_barriers[lanes] > self.since[block])[:, None]
+        return ~(late & (self.known[block[:, None], self.threads.block[of]] > barriers))
+
+
 class AccessLog:
     """The last accesses to each place of a memory. A place is a number of bytes.
 
@@ -79,7 +120,12 @@ class AccessLog:
         since = block_barriers[places] == threads.block_barriers[lanes][:, None]
         since_warp = warp_barriers[places] == threads.warp_barriers[lanes][:, None]
         across_warps = self.across_warps(places, other, of, since, lanes)
-        return ~none & (number != threads.number[lanes][:, None]) & (~same_block | np.where(same_warp, since & since_warp, across_warps))
+        in_block = np.where(same_warp, since & since_warp, across_warps)
+        return ~none & (number != threads.number[lanes][:, None]) & np.where(same_block, in_block, self.across_blocks(of, block_barriers[places], lanes))
+
+    def across_blocks(self, of, _barriers, _lanes):
+        """True where the access of a thread `of` another block is not ordered before."""
+        return np.ones(of.shape, bool)
 
     def across_warps(self, _places, _other, _of, since, _lanes):
         """True where the access of another warp `of` the block is not ordered before. `since`: no barrier
@@ -130,6 +176,43 @@ class AccessLog:
         self.writer[places] = threads.number[lanes][:, None]
         self.write_block[places] = threads.block_barriers[lanes][:, None]
         self.write_warp[places] = threads.warp_barriers[lanes][:, None]
+
+
+class GlobalLog(AccessLog):
+    """The last accesses to each place of global memory, and the blocks that have read it."""
+    SEVERAL = -1
+
+    def __init__(self, places, threads):
+        super().__init__(places, threads)
+        self.order = BlockOrder(threads)
+        self.reader = np.zeros(places, np.int32)  # the number of the only block that has read a place, or SEVERAL
+        self.counters = set()
+
+    def across_blocks(self, of, barriers, lanes):
+        return self.order.unordered(of, barriers, lanes)
+
+    def read(self, places, lanes):
+        races = super().read(places, lanes)
+        block = np.broadcast_to(self.threads.block[lanes][:, None] + 1, places.shape)
+        known = self.reader[places]
+        self.reader[places] = np.where((known == 0) | (known == block), block, self.SEVERAL)
+        self.reader[places[self.reader[places] != block]] = self.SEVERAL
+        return races | self.is_counter(places)
+
+    def write(self, places, lanes):
+        readers, writers = super().write(places, lanes)
+        reader = self.reader[places]
+        other_block = (reader != 0) & (reader != self.threads.block[lanes][:, None] + 1)
+        return readers | other_block | self.is_counter(places), writers
+
+    def is_counter(self, places):
+        return np.isin(places, list(self.counters)) if self.counters else np.zeros(places.shape, bool)
+
+    def count(self, place, lane):
+        """Records that a lane counts at a place. True if other accesses are a race."""
+        self.counters.add(place)
+        self.order.count(place, lane)
+        return self.writer[place] != 0 or self.reader[place] != 0
 
 
 class ClockLog(AccessLog):
