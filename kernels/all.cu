@@ -1,6 +1,7 @@
 // All kernels, compiled together.
 #include "attention.cu"
 #include "attention_hopper.cu"
+#include "attention_latent.cu"
 #include "attention_plain.cu"
 #include "blocks.cu"
 #include "cache.cu"

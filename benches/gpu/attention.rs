@@ -1,7 +1,7 @@
 //! Attention: the rate at which decode reads K and V, and the rate at which prefill computes.
 
 use pagedllm::backend::cuda::CudaBackend;
-use pagedllm::backend::{Alloc, AttentionShape, BackendTypes, KvOps, KvShape, Ops};
+use pagedllm::backend::{Alloc, AttentionShape, BackendTypes, KvOps, KvShape, Ops, Values};
 use pagedllm::kv::blocks_for;
 use pagedllm::types::batch::{Batch, Span};
 use pagedllm::types::options::KvDtype;
@@ -108,10 +108,10 @@ impl Sequences {
 
     /// Operations of attention for the last `rows` tokens: queries by keys, and probabilities by
     /// values.
-    fn flops(self, rows: usize, shape: &AttentionShape) -> f64 {
+    pub fn flops(self, rows: usize, shape: &AttentionShape) -> f64 {
         let pairs = |tokens: usize| -> usize { (tokens - rows..tokens).map(|position| position + 1).sum() };
         let all: usize = (0..self.count).map(|sequence| pairs(self.tokens_of(sequence))).sum();
-        4.0 * (all * shape.q_width()) as f64
+        2.0 * (all * (shape.q_width() + shape.out_width())) as f64
     }
 }
 
@@ -140,7 +140,8 @@ impl Cache {
 
     fn fill(&mut self, backend: &CudaBackend, shape: &AttentionShape, sequences: Sequences) -> Result<()> {
         let longest = sequences.tokens.max(sequences.last);
-        let mut rows = backend.vector(&numbers(longest.min(CHUNK) * shape.qkv_width()))?;
+        let width = if shape.values == Values::Own { shape.qkv_width() } else { shape.kv_width() };
+        let mut rows = backend.vector(&numbers(longest.min(CHUNK) * width))?;
         for sequence in 0..sequences.count {
             for first in (0..sequences.tokens_of(sequence)).step_by(CHUNK) {
                 let mut batch = Batch::default();
@@ -155,7 +156,7 @@ impl Cache {
     /// Seconds of attention for the last `rows` tokens of each sequence, in one layer.
     fn seconds(&mut self, backend: &CudaBackend, shape: &AttentionShape, sequences: Sequences, rows: usize) -> Result<f64> {
         backend.upload(&sequences.batch(rows), &mut self.inputs)?;
-        let qkv = backend.vector(&numbers(sequences.count * rows * shape.qkv_width()))?;
+        let qkv = backend.vector(&numbers(sequences.count * rows * shape.row_width()))?;
         let mut out = backend.buffer(sequences.count * rows * shape.out_width())?;
         seconds(backend, |call| {
             let layer = &self.layers[call % self.layers.len()];

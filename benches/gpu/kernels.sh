@@ -6,11 +6,12 @@
 . "$(dirname "$0")/common.sh"
 
 peer ceilings 30 torch peers.py ceilings "$work/ceilings"
-ours paged-attention 90
+ours paged-attention 80
 peer paged_peer 20 torch peers.py paged "$lines/paged-attention.jsonl"
 ours decode-attention 50
 ours prefill-attention 40
 peer attention_peer 30 torch peers.py attention "$lines/prefill-attention.jsonl"
+ours latent-attention 30
 ours thresholds 50
 ours products 80
 peer products_peer 40 torch peers.py products "$lines/products.jsonl"

@@ -8,6 +8,7 @@ mod determinism;
 mod draws;
 mod engine;
 mod fusions;
+mod latents;
 mod line;
 #[path = "../cpu/model.rs"]
 #[allow(dead_code)] // only the CPU benchmark uses the rest
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
             Part::PagedAttention => paged::bench(&options),
             Part::DecodeAttention => attention::decode(&options),
             Part::PrefillAttention => attention::prefill(&options),
+            Part::LatentAttention => latents::bench(&options),
             Part::Thresholds => products::thresholds(&options),
             Part::Products => products::bench(&options),
             Part::Fusions => fusions::bench(&options),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::Result;
 
-const USAGE: &str = "usage: gpu probe|paged-attention|decode-attention|prefill-attention|thresholds|products|fusions|draws|engine|serving|determinism|nccl \
+const USAGE: &str = "usage: gpu probe|paged-attention|decode-attention|prefill-attention|latent-attention|thresholds|products|fusions|draws|engine|serving|determinism|nccl \
     [--bandwidth=BYTES_PER_SECOND] [--flops=FLOP_PER_SECOND] [--model=DIR] [--models=DIR] [--small]";
 
 pub enum Part {
@@ -12,6 +12,7 @@ pub enum Part {
     PagedAttention,
     DecodeAttention,
     PrefillAttention,
+    LatentAttention,
     Thresholds,
     Products,
     Fusions,
@@ -86,6 +87,7 @@ impl Part {
             "paged-attention" => Part::PagedAttention,
             "decode-attention" => Part::DecodeAttention,
             "prefill-attention" => Part::PrefillAttention,
+            "latent-attention" => Part::LatentAttention,
             "thresholds" => Part::Thresholds,
             "products" => Part::Products,
             "fusions" => Part::Fusions,

@@ -17,8 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ORDER = [
-    "ceilings", "paged attention", "decode attention", "prefill attention", "thresholds", "products", "fusions", "draws", "prefill",
-    "decode", "throughput", "serving", "CPU scaling", "models",
+    "ceilings", "paged attention", "decode attention", "prefill attention", "latent attention", "thresholds", "products", "fusions",
+    "draws", "prefill", "decode", "throughput", "serving", "CPU scaling", "models",
 ]  # fmt: skip
 LESS_IS_BETTER = {"us", "ms", "error"}
 TEST = re.compile(r"^test (\S+) \.\.\. (ok|FAILED)$")

@@ -211,6 +211,8 @@ pub struct HeadGroups {
     pub kv_heads: u32,
     /// Query heads per KV head.
     pub each: u32,
+    /// True if values are the first dimensions of the keys (`Values::OfKeys`).
+    pub latents: bool,
 }
 
 impl AttentionShape {
@@ -220,7 +222,8 @@ impl AttentionShape {
     }
 
     pub fn head_groups(&self) -> HeadGroups {
-        HeadGroups { kv_heads: self.kv_heads as u32, each: (self.heads / self.kv_heads) as u32 }
+        let each = (self.heads / self.kv_heads) as u32;
+        HeadGroups { kv_heads: self.kv_heads as u32, each, latents: self.values != Values::Own }
     }
 
     pub fn q_width(&self) -> usize {

@@ -35,6 +35,14 @@ fn llama(positions: usize) -> Value {
         "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 127, "max_position_embeddings": positions, "eos_token_id": 2})
 }
 
+/// A model whose latents have the widths of a tensor core kernel.
+fn deepseek(positions: usize) -> Value {
+    json!({"architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 48, "num_attention_heads": 5, "q_lora_rank": 32, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 64, "v_head_dim": 16, "num_hidden_layers": 2, "intermediate_size": 64,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1, "vocab_size": 127, "max_position_embeddings": positions, "eos_token_id": 2})
+}
+
 struct Model(TempDir);
 
 impl Model {
@@ -315,6 +323,27 @@ fn every_kv_dtype_has_outputs_close_to_the_cpu() {
     }
 }
 
+/// Only attention rounds. Its memory is in the plan, and sequences are in several parts.
+#[test]
+fn latents_on_tensor_cores_have_outputs_close_to_the_cpu() {
+    let _one = alone();
+    let model = Model::new(&deepseek(512), false);
+    for (kv_dtype, bound) in [(KvDtype::Bf16, 4e-3), (KvDtype::F16, 1e-3)] {
+        let options = |device| EngineOptions { kv_dtype: Some(kv_dtype), ..model.options(device) };
+        let requests = || requests().chain([request(9, 260, 6)]);
+        let free = cuda::shim().live_bytes();
+        let engine = Engine::create(&options("cuda:0")).unwrap();
+        let MemoryPlan { weight_bytes, kv_bytes, work_bytes, .. } = engine.info().memory;
+        let (allocated, planned) = (cuda::shim().live_bytes() - free, weight_bytes + kv_bytes + work_bytes);
+        assert!((planned..planned + (128 << 10)).contains(&allocated), "{allocated} bytes allocated, {planned} planned");
+        let before = cuda::shim().allocation_calls();
+        let on_device = run(&engine, requests()).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
+        assert_eq!(cuda::shim().allocation_calls(), before);
+        let error = distance(&on_device, &answers(&options("cpu"), requests()));
+        assert!(error < bound, "{kv_dtype:?}: the log probabilities differ by {error} from those of the CPU");
+    }
+}
+
 #[test]
 fn a_repeated_run_has_the_same_bits() {
     let _one = alone();
@@ -363,12 +392,14 @@ fn device_and_host_sample_the_same_tokens() {
 #[test]
 fn a_batch_invariant_sequence_has_the_same_bits_in_any_batch() {
     let _one = alone();
-    let model = Model::new(&llama(256), true);
-    for kv_dtype in [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8] {
+    let (llama, latents) = (Model::new(&llama(256), true), Model::new(&deepseek(256), true));
+    let of_llama = [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8].map(|dtype| (&llama, dtype));
+    let of_latents = [KvDtype::Bf16, KvDtype::F16].map(|dtype| (&latents, dtype));
+    for (model, kv_dtype) in of_llama.into_iter().chain(of_latents) {
         let options = EngineOptions { batch_invariant: true, max_batch_tokens: 256, kv_dtype: Some(kv_dtype), ..model.options("cuda:0") };
         let mut by_itself = Answers::new();
         requests().for_each(|request| by_itself.extend(answers(&options, std::iter::once(request))));
-        let block = 2 * 2 * 16 * 2 * kv_dtype.head_bytes(64) as u64;
+        let block = Engine::plan(&options).unwrap().block_bytes;
         let crowded = EngineOptions { max_batch_tokens: 24, kv_bytes: Some(14 * block), max_model_len: Some(110), ..options.clone() };
         assert_eq!(answers(&options, requests()), by_itself, "{kv_dtype:?}");
         assert_eq!(answers(&crowded, requests()), by_itself, "{kv_dtype:?}");

@@ -545,6 +545,13 @@ API CUresult cuDeviceTotalMem_v2(size_t *bytes, int device) {
     return device_call(__func__, device, [&] { return set_output(bytes, driver.memory_total); });
 }
 
+// Returns the maximum bytes of shared memory of a block on devices with this compute capability.
+static size_t max_shared() {
+    int major = driver.capability[0], minor = driver.capability[1];
+    if (major == 12 || (major == 8 && minor != 0)) return 99 << 10;
+    return major == 8 ? 163 << 10 : shim::MAX_DYNAMIC_SHARED;
+}
+
 // The attributes of an H200 that the library queries.
 API CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
     return device_call(__func__, device, [&] {
@@ -562,7 +569,7 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
         case 75: return set_output(value, driver.capability[0]);         // COMPUTE_CAPABILITY_MAJOR
         case 76: return set_output(value, driver.capability[1]);         // COMPUTE_CAPABILITY_MINOR
         case 81: return set_output(value, 228 << 10);                    // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
-        case 97: return set_output(value, int(shim::MAX_DYNAMIC_SHARED)); // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        case 97: return set_output(value, int(max_shared()));            // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         default: return CUDA_ERROR_INVALID_VALUE;
         }
     });

@@ -882,7 +882,8 @@ impl Attend {
             let mut angles = unwritten(backend, rows * self.rotated);
             backend.angles(&inputs, &frequencies, 1.25, &mut angles);
             let turn = (self.rotated > 0).then_some(RotaryEmbedding { rotated: self.rotated, pairs: self.pairs, angles: &angles });
-            let mut queries = backend.vector(&numbers(&mut random, rows * shape.row_width())).unwrap();
+            let mut scaled = |len, size| numbers(&mut random, len).iter().map(|x| x * size).collect::<Vec<_>>();
+            let mut queries = backend.vector(&scaled(rows * shape.row_width(), self.sizes[0])).unwrap();
             let group = step % self.groups;
             // The visible positions are in the blocks of each group.
             for stored in 0..self.groups {
@@ -898,8 +899,8 @@ impl Attend {
                         }
                     }
                     Values::OfKeys(_) => {
-                        let mut rows = backend.vector(&numbers(&mut random, rows * shape.kv_width())).unwrap();
-                        backend.store_kv(&inputs, stored, shape, None, &mut rows, &mut kv);
+                        let latents: Vec<f32> = numbers(&mut random, rows * shape.kv_width()).iter().map(|x| x * self.sizes[1]).collect();
+                        backend.store_kv(&inputs, stored, shape, None, &mut backend.vector(&latents).unwrap(), &mut kv);
                     }
                 }
             }
@@ -1156,6 +1157,73 @@ fn attention_over_latents_equals_the_cpu() {
     }
 }
 
+/// The shape of DeepSeek models, which has a tensor core kernel.
+fn latents(heads: usize) -> AttentionShape {
+    AttentionShape { values: Values::OfKeys(512), ..AttentionShape::new(heads, 1, 576, 0.06) }
+}
+
+fn attend_latents(heads: usize, dtype: KvDtype) -> Attend {
+    let chunks = vec![vec![1, 1], vec![37, 1], vec![9, 20]];
+    Attend { rotated: 0, chunks, ..Attend::new(latents(heads), dtype) }
+}
+
+#[test]
+fn attention_over_latents_on_tensor_cores_equals_the_cpu() {
+    for (heads, dtype) in [3, 16].into_iter().flat_map(|heads| KvDtype::ALL.map(|dtype| (heads, dtype))) {
+        let name = format!("{heads} heads, {dtype:?}");
+        assert_equal_on_both_backends(&name, tensor(dtype), &attend_latents(heads, dtype));
+    }
+    assert_equal_on_both_backends("70 heads", ROUNDED, &attend_latents(70, KvDtype::Bf16));
+    for sizes in [[1e8, 1e-3, 1e-3], [1e-9, 1e2, 1e2]] {
+        let case = attend_latents(5, KvDtype::F16);
+        let shape = AttentionShape { scale: 0.06 / sizes[0] / sizes[1], ..case.shape };
+        assert_equal_on_both_backends(&format!("{sizes:?}"), tensor(KvDtype::F16), &Attend { sizes, shape, ..case });
+    }
+}
+
+/// The kernel for devices with less shared memory. A worker has a context of its own, and so the
+/// kernels for this capability.
+#[test]
+fn attention_over_latents_with_little_shared_memory_equals_the_cpu() {
+    if !cuda::shim().pretends() {
+        return;
+    }
+    let _one = capability();
+    cuda::shim().pretend_capability(8, 6);
+    let backend = CudaBackend::for_worker(0, false).unwrap();
+    cuda::shim().pretend_capability(9, 0);
+    for (heads, dtype) in [(3, KvDtype::F16), (40, KvDtype::Bf16)] {
+        let case = attend_latents(heads, dtype);
+        assert_equal_on_backend(&format!("{heads} heads, {dtype:?}"), tensor(dtype), &case, &backend);
+    }
+}
+
+/// Features that no model with latents has use the plain kernel.
+#[test]
+fn attention_over_latents_with_windows_sinks_slopes_and_caps_equals_the_cpu() {
+    let case = attend_latents(3, KvDtype::Bf16);
+    let with = |shape: AttentionShape| Attend { shape, ..case.clone() };
+    let plain = case.shape;
+    let cases = [
+        ("a window", with(AttentionShape { window: Some(5), ..plain })),
+        ("a cap", with(AttentionShape { soft_cap: Some(0.5), ..plain })),
+        ("ALiBi", with(AttentionShape { alibi: Some(0.5), ..plain })),
+        ("sinks", Attend { sinks: true, ..case.clone() }),
+        ("other values", with(AttentionShape { values: Values::OfKeys(511), ..plain })),
+    ];
+    for (name, case) in cases {
+        assert_equal_on_both_backends(name, 1e-3, &case);
+    }
+}
+
+#[test]
+fn attention_over_latents_in_parts_equals_the_cpu() {
+    for (dtype, heads) in [(KvDtype::Bf16, 2), (KvDtype::F16, 1)] {
+        let case = Attend { chunks: vec![vec![530, 1, 1], vec![3, 1, 1], vec![300, 1, 1]], ..attend_latents(heads, dtype) };
+        assert_equal_on_both_backends(&format!("{dtype:?}"), tensor(dtype), &case);
+    }
+}
+
 /// A few long sequences are split into parts, whose results are merged.
 #[test]
 fn attention_in_parts_equals_the_cpu() {
@@ -1232,6 +1300,19 @@ fn prefill_has_the_same_bits_in_any_batch_and_with_any_chunks() {
         // runs.
         let (alone, together) = (bits(&case(vec![vec![150]])), bits(&case(vec![vec![150], vec![40], vec![2]])));
         assert!(together.starts_with(&alone), "{head_dim} {dtype:?}");
+    }
+}
+
+/// A row of latents has the same bits in prompts and alone, in batch-invariant mode.
+#[test]
+fn latents_have_the_same_bits_in_any_batch() {
+    let bits = |heads, dtype, chunks| {
+        let case = Attend { chunks, ..attend_latents(heads, dtype) };
+        case.run(cuda::invariant()).concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+    };
+    for (heads, dtype) in [(5, KvDtype::Bf16), (21, KvDtype::F16)] {
+        let [alone, together] = [vec![vec![50]], vec![vec![50], vec![20], vec![2]]].map(|chunks| bits(heads, dtype, chunks));
+        assert!(together.starts_with(&alone), "{heads} {dtype:?}");
     }
 }
 

@@ -84,7 +84,7 @@ def on_hopper():
     yield Mutant(wgmma, "too many registers", case, without(r"setmaxnreg\.inc\.sync\.aligned\.u32 232", None, "setmaxnreg.inc.sync.aligned.u32 240"))
 
 
-DECODE, PREFILL = "attention_decode_bf16_64", "attention_prefill_bf16_128"
+DECODE, PREFILL, LATENT = "attention_decode_bf16_64", "attention_prefill_bf16_128", "attention_latent_bf16_64"
 COUNT = r"atom\.global\.inc\.u32\s+(%r\d+), \[[^]]+\], (%r\d+);"
 
 
@@ -109,11 +109,14 @@ MUTANTS = [
         ("attention_decode_int8_256", "attention_decode_int8_256, 3 parts"),
         (PREFILL, f"{PREFILL}, four chunks"),
         ("attention_prefill_fp8_80", "attention_prefill_fp8_80, four chunks"),
+        (LATENT, f"{LATENT}, prompts"),
+        ("attention_latent_f16_32", "attention_latent_f16_32, prompts"),
     )),
     *(Mutant(kernel, "ldmatrix without .trans", case, without(r"\.trans", which)) for kernel, case, which in (
         (DECODE, f"{DECODE}, 3 parts", 0),
         ("attention_decode_fp8_64", "attention_decode_fp8_64, 3 parts", None),
         (PREFILL, f"{PREFILL}, four chunks", -1),
+        (LATENT, f"{LATENT}, prompts", 0),
     )),
     Mutant("matmul_bf16_64", "ldmatrix with .trans", "matmul_bf16_64, 13 x 70 x 203", without(r"\.x4\.shared", 0, ".x4.trans.shared")),
     *barriers("matmul_bf16_16", "matmul_bf16_16, 9 x 40 x 1048", 0),
@@ -123,6 +126,7 @@ MUTANTS = [
     *barriers("few_rows_bf16_8", "few_rows_bf16_8, 2312 columns", 0),
     *of_decode(),
     *barriers(PREFILL, f"{PREFILL}, four chunks", 0, 1),
+    *barriers(LATENT, f"{LATENT}, prompts", 0, 1, 2, 3, 4),
     *barriers("attention_plain_bf16", "attention_plain_bf16, chunk, soft cap", 0, 1),
     *barriers("norm_rows", "norms of 700 numbers", 1, 2, 3),
     *barriers("sort_routes", "sort_routes, 37 rows", 0),

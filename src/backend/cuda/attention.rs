@@ -2,8 +2,8 @@
 
 use super::device::Device;
 use super::function::{Shape, launch};
-use super::inputs::{DECODE_TILE, InputRange, Inputs, PREFILL_TILE, Tiles};
-use super::kernels::{TensorAttention, dtype_number};
+use super::inputs::{InputRange, Inputs, PREFILL_TILE, Tiles, decode_blocks, decode_tile};
+use super::kernels::{LatentAttention, TensorAttention, dtype_number};
 use super::kv::Kv;
 use super::memory::{Address, Memory};
 use crate::backend::{AttentionShape, Values};
@@ -61,8 +61,12 @@ impl PartialResults {
     /// Returns the bytes for layers of this shape. A result has sums, maximum score and weight of
     /// each query, and 8 bytes of padding.
     pub fn bytes(device: &Device, shape: &AttentionShape) -> u64 {
-        let result = u64::from(queries_per_tile(shape)) * (shape.head_dim as u64 + 4) * size_of::<f32>() as u64;
-        PartialResults::counter_bytes(device) + PartialResults::max(device) * result
+        if shape.values != Values::Own && !is_latent(shape) {
+            return 0; // the plain kernel has no parts
+        }
+        let results = 2 * u64::from(decode_blocks(shape.head_groups(), device.blocks_at_once()));
+        let result = u64::from(queries_per_tile(shape)) * (shape.value_dim() as u64 + 4) * size_of::<f32>() as u64;
+        PartialResults::counter_bytes(device) + results * result
     }
 
     /// Makes `results` large enough for layers of this shape.
@@ -71,7 +75,7 @@ impl PartialResults {
     /// end loses the context with this memory. So they are zeroed here only.
     pub fn reserve(results: &mut Option<PartialResults>, device: &Device, shape: &AttentionShape) -> Result<()> {
         let bytes = PartialResults::bytes(device, shape);
-        if results.as_ref().is_none_or(|PartialResults(memory)| memory.bytes() < bytes) {
+        if bytes > 0 && results.as_ref().is_none_or(|PartialResults(memory)| memory.bytes() < bytes) {
             device.wait()?; // no queued work uses the memory that is freed
             *results = None;
             let memory = device.memory(bytes)?;
@@ -91,7 +95,16 @@ impl PartialResults {
 
 /// Returns the queries of a KV head that a decode tile has at most.
 fn queries_per_tile(shape: &AttentionShape) -> u32 {
-    shape.head_groups().each.min(DECODE_TILE)
+    let heads = shape.head_groups();
+    heads.each.min(decode_tile(heads))
+}
+
+/// Returns true if a shape has the features of latent attention on tensor cores, which uses it if the
+/// type of K and V has a kernel and there are no sinks.
+fn is_latent(shape: &AttentionShape) -> bool {
+    const VALUES: Values = Values::OfKeys(LatentAttention::VALUE_DIM);
+    let AttentionShape { head_dim, values, window, soft_cap, alibi, .. } = *shape;
+    (head_dim, values, window, soft_cap, alibi) == (LatentAttention::KEY_DIM, VALUES, None, None, None)
 }
 
 /// Launches an attention kernel over some tiles. Only some kernels take the arguments in brackets.
@@ -126,6 +139,11 @@ macro_rules! attend {
     }};
 }
 
+/// Returns the tensor core kernel for a layer of latents without sinks. None: there is none.
+fn latent(device: &Device, shape: &AttentionShape, kv: &Kv) -> Option<LatentAttention> {
+    device.kernels.attention.latent(kv.shape.dtype).filter(|_| is_latent(shape))
+}
+
 /// Returns the tensor core kernels for a layer. None: the plain kernel processes it.
 fn tensor(device: &Device, shape: &AttentionShape, kv: &Kv) -> Option<TensorAttention> {
     device.kernels.attention.tensor(kv.shape.dtype, shape.head_dim).filter(|_| shape.values == Values::Own)
@@ -143,6 +161,9 @@ impl Args<'_> {
         let Some(tiles) = self.inputs.tiles(self.shape.head_groups()) else {
             return device.refuse(Error::internal("no tiles for this shape of attention"));
         };
+        if let Some(kernel) = latent(device, self.shape, self.kv).filter(|_| self.sinks == Address::NULL) {
+            return self.latents(device, kernel, tiles, partial);
+        }
         match (tensor(device, self.shape, self.kv), partial) {
             (Some(tensor), Some(partial)) => {
                 self.prefill(device, tensor, tiles.prefill);
@@ -167,6 +188,30 @@ impl Args<'_> {
         let NewTokens { angles, slots, rotated, pairs } = self.new_tokens;
         let [counters, results] = partial.addresses(device);
         attend!(self, device, kernels.decode, shape, tiles.decode, [], [angles, slots, rotated, pairs, counters, results]);
+    }
+
+    /// Latents. As above, one grid has all rows in batch-invariant mode.
+    fn latents(&self, device: &Device, kernel: LatentAttention, tiles: Tiles, partial: Option<&PartialResults>) {
+        let attend = |tiles: InputRange, tile_queries: u32, partial: Address| {
+            let blocks_per_tile = tile_queries.div_ceil(kernel.queries);
+            let shape = kernel.shape(tiles.count * blocks_per_tile, self.shape.kv_heads as u32);
+            attend!(self, device, kernel.function, shape, tiles, [blocks_per_tile], [partial]);
+        };
+        let Some(partial) = partial else {
+            return attend(tiles.all, PREFILL_TILE, Address::NULL);
+        };
+        let [_, results] = partial.addresses(device);
+        attend(tiles.prefill, PREFILL_TILE, results);
+        attend(tiles.decode, queries_per_tile(self.shape), results);
+        self.merge_latents(device, tiles.decode, results);
+    }
+
+    fn merge_latents(&self, device: &Device, tiles: InputRange, results: Address) {
+        let (heads, kv_heads) = (self.shape.heads as u32, self.shape.kv_heads as u32);
+        let sharing = (device.blocks_at_once() / (tiles.count * kv_heads).max(1)).clamp(1, queries_per_tile(self.shape));
+        let shape = self.shape_of(tiles, sharing, THREADS);
+        let (tiles, stores) = (self.inputs.address(tiles), dtype_number(self.stores));
+        launch!(device, device.kernels.attention.latent_merge, shape, self.out, results, tiles, heads, kv_heads, stores);
     }
 
     /// Heads of any width, and K and V of any type.

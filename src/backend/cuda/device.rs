@@ -24,6 +24,9 @@ use super::watchdog::Watchdog;
 use crate::error::{Code, Error, Result};
 use crate::sys::process::Owner;
 
+/// Thread blocks that occupy a multiprocessor, for kernels with several blocks on one.
+pub const BLOCKS_PER_MULTIPROCESSOR: u32 = 3;
+
 /// A captured step.
 pub struct Graph {
     context: Arc<Context>,
@@ -355,9 +358,9 @@ impl Device {
         &self.context
     }
 
-    /// Returns the number of thread blocks that occupy the device: three per multiprocessor.
+    /// Returns the number of thread blocks that occupy the device.
     pub fn blocks_at_once(&self) -> u32 {
-        3 * self.multiprocessors
+        BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors
     }
 
     /// Returns the stream of kernels.

@@ -81,7 +81,11 @@ impl DeviceContext {
         // SAFETY: the image outlives the call, and the driver copies what it needs.
         let load = || unsafe { result::module::load_data(image.start()) };
         context.module = context.calling(load).map_err(|e| lost_or(e, cannot_load(capability, e)))?;
-        let kernels = context.within(|| Kernels::load(|name| Function::load(context.module, name))).map_err(opening)??;
+        let which = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        // SAFETY: the driver is initialized, and the device is valid.
+        let max_shared = unsafe { result::device::get_attribute(device, which) }.map_err(opening)? as u32;
+        let load = || Kernels::load(|name| Function::load(context.module, name), max_shared);
+        let kernels = context.within(load).map_err(opening)??;
         Ok((Arc::new(context), Arc::new(kernels)))
     }
 

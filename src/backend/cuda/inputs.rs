@@ -1,7 +1,7 @@
 //! A batch on the device: everything that the kernels of a step read, in one copy.
 
 use super::context::{Event, Stream};
-use super::device::Device;
+use super::device::{BLOCKS_PER_MULTIPROCESSOR, Device};
 use super::function::{Shape, launch};
 use super::memory::{Address, Memory, Pinned};
 use crate::backend::{BatchSize, Extent, HeadGroups};
@@ -10,7 +10,9 @@ use crate::types::batch::{Batch, NO_SLOT, Span};
 
 /// Queries per tile of attention, in prefill and in decode. A query is one head of one row.
 pub const PREFILL_TILE: u32 = 128;
-pub const DECODE_TILE: u32 = 16;
+const DECODE_TILE: u32 = 16;
+/// Queries per tile in decode over latents, which all heads share.
+const LATENT_DECODE_TILE: u32 = 64;
 /// Numbers per tile (`AttentionTile` in `kernels/attention.cu`), which a kernel reads in two loads.
 const TILE_NUMBERS: usize = 8;
 /// Lengths of the parts of a sequence in decode are multiples of this number of tokens.
@@ -226,7 +228,7 @@ impl Division {
         let tokens: u64 = batch.spans.iter().filter(is_decode).map(|span| u64::from(context_len(batch, span))).sum();
         let division = Division { heads, part_len: 0, more_parts: more_parts(heads, blocks_at_once) };
         let work = tokens * division.first_queries().count() as u64 * u64::from(heads.kv_heads);
-        let part_len = work.div_ceil(blocks_at_once.into()).next_multiple_of(PART_STEP).max(MIN_PART);
+        let part_len = work.div_ceil(decode_blocks(heads, blocks_at_once).into()).next_multiple_of(PART_STEP).max(MIN_PART);
         Division { part_len: part_len.try_into().unwrap_or(u32::MAX), ..division }
     }
 
@@ -236,14 +238,25 @@ impl Division {
 
     /// The first query of each tile of a row.
     fn first_queries(&self) -> impl Iterator<Item = u32> + use<> {
-        (0..self.heads.each).step_by(DECODE_TILE as usize)
+        (0..self.heads.each).step_by(decode_tile(self.heads) as usize)
     }
+}
+
+/// Returns the queries per tile in decode.
+pub fn decode_tile(heads: HeadGroups) -> u32 {
+    if heads.latents { LATENT_DECODE_TILE } else { DECODE_TILE }
+}
+
+/// Returns the number of decode blocks that run at once on a device that `blocks_at_once` blocks of
+/// other kernels occupy. A block of attention over latents has a multiprocessor alone.
+pub fn decode_blocks(heads: HeadGroups, blocks_at_once: u32) -> u32 {
+    if heads.latents { blocks_at_once / BLOCKS_PER_MULTIPROCESSOR } else { blocks_at_once }
 }
 
 /// A part has at least its share of the work, so this many parts are full, and each tile has at
 /// most one that is not.
 fn more_parts(heads: HeadGroups, blocks_at_once: u32) -> u32 {
-    blocks_at_once / heads.kv_heads.max(1)
+    decode_blocks(heads, blocks_at_once) / heads.kv_heads.max(1)
 }
 
 /// Returns the number of tokens that the row of a sequence in decode attends to.
@@ -258,7 +271,7 @@ fn is_decode(span: &&Span) -> bool {
 /// Returns the numbers of all tiles. In each list, their count is at most that of full tiles plus
 /// one per sequence, and decode tiles are more by `more_parts`.
 fn tile_numbers(rows: usize, sequences: usize, heads: &HeadGroups, blocks_at_once: u32) -> usize {
-    let tiles = (rows * heads.each as usize).div_ceil(DECODE_TILE.min(PREFILL_TILE) as usize) + sequences;
+    let tiles = (rows * heads.each as usize).div_ceil(decode_tile(*heads).min(PREFILL_TILE) as usize) + sequences;
     // Prefill and decode tiles share the rows of the batch; combined tiles have all of them.
     TILE_NUMBERS * (3 + 2 * tiles + more_parts(*heads, blocks_at_once) as usize)
 }

@@ -116,8 +116,9 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Loads all kernels. `find` returns a kernel by its name.
-    pub fn load(find: impl Fn(&str) -> Result<Option<Function>>) -> Result<Kernels> {
+    /// Loads all kernels. `find` returns a kernel by its name. A block has at most `max_shared` bytes of
+    /// shared memory.
+    pub fn load(find: impl Fn(&str) -> Result<Option<Function>>, max_shared: u32) -> Result<Kernels> {
         let find: Find = &find;
         let kernels = Kernels {
             elementwise: Elementwise::load(find)?,
@@ -129,7 +130,7 @@ impl Kernels {
             few_rows: FewRows::load(find)?,
             conversions: Conversions::load(find)?,
             cache: Cache::load(find)?,
-            attention: Attention::load(find)?,
+            attention: Attention::load(find, max_shared)?,
             sampling: Sampling::load(find)?,
         };
         kernels.attention.allow_shared()?;
@@ -251,6 +252,43 @@ fn stage_bytes(dtype: KvDtype, head_dim: usize) -> u32 {
     // Rows have an odd number of 16-byte chunks.
     let token = ((head_dim * dtype.bytes() / 16) | 1) * 16 + dtype.scale_bytes();
     2 * tokens_at_once(head_dim) * token as u32
+}
+
+/// The tensor core kernel for latents of a KV type.
+#[derive(Clone, Copy)]
+pub struct LatentAttention {
+    pub function: Function,
+    /// Queries of a block.
+    pub queries: u32,
+}
+
+impl LatentAttention {
+    pub const KEY_DIM: usize = 576;
+    pub const VALUE_DIM: usize = 512;
+
+    fn find(find: Find, dtype: KvDtype, max_shared: u32) -> Result<LatentAttention> {
+        let queries = latent_queries(max_shared);
+        let function = find_required(find, &format!("attention_latent_{}_{queries}", dtype.name()))?;
+        function.allow_shared(latent_shared(queries))?;
+        Ok(LatentAttention { function, queries })
+    }
+
+    /// Returns the launch configuration for a number of blocks.
+    pub fn shape(self, blocks: u32, kv_heads: u32) -> Shape {
+        Shape { shared: latent_shared(self.queries), ..Shape::new((blocks, kv_heads, 1), 4 * self.queries) }
+    }
+}
+
+/// Returns the queries of a block over latents that may have this many bytes of shared memory.
+fn latent_queries(max_shared: u32) -> u32 {
+    if latent_shared(64) <= max_shared { 64 } else { 32 }
+}
+
+/// Returns the bytes of `LatentShared` in `kernels/attention_latent.cu`.
+fn latent_shared(queries: u32) -> u32 {
+    let (tokens, stages) = (queries / 2, if queries == 64 { 2 } else { 3 });
+    let (pitch, weight_pitch) = (LatentAttention::KEY_DIM as u32 + 8, tokens + 8);
+    ((queries + stages * tokens) * pitch + queries * weight_pitch) * 2 + 7 * queries * 4
 }
 
 /// The rows of products in groups: the expected and the maximum number per group.
@@ -420,13 +458,22 @@ impl Cache {
 pub struct Attention {
     plain: PlainAttention,
     tensor: Vec<(KvDtype, usize, TensorAttention)>,
+    latent: [(KvDtype, LatentAttention); 2],
+    /// Merges the parts of split sequences of latents.
+    pub latent_merge: Function,
 }
 
 impl Attention {
-    fn load(find: Find) -> Result<Attention> {
+    fn load(find: Find, max_shared: u32) -> Result<Attention> {
         let each = TENSOR_DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|dim| (dtype, dim)));
         let tensor = each.map(|(dtype, dim)| Ok((dtype, dim, TensorAttention::new(dtype, dim, find)?))).collect::<Result<_>>()?;
-        Ok(Attention { plain: PlainAttention::load(find)?, tensor })
+        let latent = |dtype| Ok::<_, Error>((dtype, LatentAttention::find(find, dtype, max_shared)?));
+        Ok(Attention {
+            plain: PlainAttention::load(find)?,
+            tensor,
+            latent: [latent(KvDtype::Bf16)?, latent(KvDtype::F16)?],
+            latent_merge: find_required(find, "attention_latent_merge")?,
+        })
     }
 
     /// Permits the shared memory that exceeds the default limit.
@@ -441,6 +488,12 @@ impl Attention {
     /// Returns the tensor core kernels. None: no kernel for this KV type or head width.
     pub fn tensor(&self, dtype: KvDtype, head_dim: usize) -> Option<TensorAttention> {
         self.tensor.iter().find(|(of, dim, _)| (*of, *dim) == (dtype, head_dim)).map(|(_, _, kernels)| *kernels)
+    }
+
+    /// Returns the tensor core kernel for latents of `LatentAttention::KEY_DIM`. None: no kernel for this
+    /// KV type.
+    pub fn latent(&self, dtype: KvDtype) -> Option<LatentAttention> {
+        self.latent.iter().find(|(of, _)| *of == dtype).map(|(_, kernel)| *kernel)
     }
 
     /// Returns the kernel for heads of any width.
@@ -502,6 +555,15 @@ pub fn pairs_number(pairs: Pairs) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Devices of compute capability 8.0 have 163 KiB for a block, and those of 8.6 and 8.9 99 KiB.
+    #[test]
+    fn blocks_over_latents_fit_the_shared_memory_of_all_devices() {
+        for (max_shared, queries) in [(227 << 10, 64), (163 << 10, 64), (99 << 10, 32)] {
+            assert_eq!(latent_queries(max_shared), queries);
+            assert!(latent_shared(queries) <= max_shared);
+        }
+    }
 
     /// Devices of compute capability 8.6 and 8.9 have 99 KiB for a block.
     #[test]

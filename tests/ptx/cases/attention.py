@@ -152,13 +152,13 @@ def prefill_tiles(shape, step):
     return np.array(tiles + [[0] * 8], np.uint32)  # the last one is that of a padding row
 
 
-def decode_tiles(shape, step):
+def decode_tiles(shape, step, queries=DECODE_QUERIES):
     """Returns the tiles of parts, and the number of partial results."""
     tiles, partial = [], 0
     for row, (length, table) in enumerate(zip(shape.lengths, step.tables)):
         part_len = -(-length // shape.parts // 64) * 64 if shape.parts > 1 else length
         count = -(-length // part_len)
-        for query in range(0, shape.group, DECODE_QUERIES):
+        for query in range(0, shape.group, queries):
             tiles += [[row, 1, table, query, part_len, part, count, partial] for part in range(count)]
             partial += count if count > 1 else 0
     return np.array(tiles + [[0] * 8], np.uint32), partial
