@@ -7,6 +7,7 @@
 #include "cache.cu"
 #include "draw.cu"
 #include "elementwise.cu"
+#include "exactness.cu"
 #include "experts.cu"
 #include "few_rows.cu"
 #include "matmul.cu"

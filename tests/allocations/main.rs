@@ -10,6 +10,7 @@ mod support;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use failing_allocator::{FailingAllocator, Site, alone, fail_allocation, live_bytes, record_infallible};
@@ -400,11 +401,32 @@ fn fail_each_allocation(operation: &Operation) -> usize {
     unreachable!()
 }
 
+/// Environment variable with the share of the operations that a process tests.
+const SHARE: &str = "PAGEDLLM_ALLOCATIONS_SHARE";
+/// Processes that share the operations, since a process counts its memory for one test at a time.
+const SHARES: usize = 2;
+
 #[test]
 fn a_failed_allocation_affects_only_its_own_request() {
-    let _alone = alone();
+    if let Ok(share) = std::env::var(SHARE) {
+        return test_operations(share.parse().unwrap());
+    }
+    let test = ["--exact", "a_failed_allocation_affects_only_its_own_request", "--nocapture"];
+    let start = |share: usize| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(test).env(SHARE, share.to_string()).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    for process in std::array::from_fn::<_, SHARES, _>(start) {
+        let output = process.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{}: {text}", output.status);
+        print!("{text}");
+    }
+}
+
+fn test_operations(share: usize) {
     on_deep_stack(|| {
-        for operation in OPERATIONS {
+        for operation in OPERATIONS.iter().skip(share).step_by(SHARES) {
             let failures = fail_each_allocation(operation);
             println!("{}: {failures} allocations failed, one per run", operation.name);
         }

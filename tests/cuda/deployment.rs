@@ -63,8 +63,8 @@ impl Model {
         Model(dir)
     }
 
-    fn create(&self, device: &str) -> Result<Engine> {
-        Engine::create(&EngineOptions {
+    fn options(&self, device: &str) -> EngineOptions {
+        EngineOptions {
             model_dir: self.0.0.clone(),
             device: device.into(),
             skip_tokenizer: true,
@@ -72,7 +72,11 @@ impl Model {
             max_batch_tokens: 32,
             max_seqs: 4,
             ..Default::default()
-        })
+        }
+    }
+
+    fn create(&self, device: &str) -> Result<Engine> {
+        Engine::create(&self.options(device))
     }
 
     /// Creates an engine on a CUDA device by the C API, which frees it.
@@ -155,6 +159,27 @@ fn a_driver_for_cuda_12_serves() {
         let engine = model.on_device("cuda:0").unwrap();
         assert_eq!(run(&engine).unwrap().len(), 15);
         assert!(engine.info().blas_library.starts_with("cuBLASLt 12.9.1 (/"), "{}", engine.info().blas_library);
+    });
+}
+
+#[test]
+fn the_invariant_mode_refuses_tensor_cores_that_change_sums() {
+    in_own_process("the_invariant_mode_refuses_tensor_cores_that_change_sums", "", || {
+        let (model, shim) = (Model::new(), cuda::shim());
+        let create = |batch_invariant| Engine::create(&EngineOptions { batch_invariant, ..model.options("cuda:0") });
+        assert_eq!(run(&create(true).unwrap()).unwrap().len(), 15);
+        for (mma, wgmma, instruction) in [(true, false, "(mma.sync)"), (false, true, "(wgmma)")] {
+            shim.pretend_inexact(mma, wgmma);
+            let error = create(true).err().unwrap();
+            assert_eq!(error.code(), Code::Unsupported, "{error}");
+            for words in ["PLLM_ENGINE_BATCH_INVARIANT", instruction, "create the engine without it"] {
+                assert!(error.message().contains(words), "{error}");
+            }
+            assert_eq!(run(&create(false).unwrap()).unwrap().len(), 15);
+        }
+        // Other devices have no wgmma.
+        shim.pretend_capability(8, 0);
+        assert_eq!(run(&create(true).unwrap()).unwrap().len(), 15);
     });
 }
 

@@ -788,8 +788,8 @@ API CUresult cuModuleGetFunction(void **out, void *module, const char *name) {
         if (!find<Module>(module)) return CUDA_ERROR_INVALID_HANDLE;
         for (const Kernel *kernel = kernel_table; kernel->name; kernel++) {
             if (strcmp(kernel->name, name) != 0) continue;
-            // kernels/attention_hopper.cu: code for sm_90a only
-            if (strncmp(name, "attention_wgmma", 15) == 0 && driver.capability[0] != 9) break;
+            // code for sm_90a only
+            if (strstr(name, "_wgmma") && driver.capability[0] != 9) break;
             auto function = make<Function>(context);
             function->kernel = kernel;
             return set_output<void *>(out, function.get());
@@ -1038,6 +1038,11 @@ API uint64_t shim_queued() {
             if (auto stream = std::dynamic_pointer_cast<Stream>(object)) works += stream->queue.size();
         return works;
     });
+}
+
+// Whether the products of instructions change sums to which they add zero.
+API void shim_inexact(int mma, int wgmma) {
+    locked([&] { shim::mma_is_inexact = mma, shim::wgmma_is_inexact = wgmma; });
 }
 
 // Number of kernels that have run.

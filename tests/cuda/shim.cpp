@@ -27,6 +27,8 @@ __thread dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace shim {
 
+bool mma_is_inexact, wgmma_is_inexact;
+
 const unsigned WARP_LANES = 32;
 const size_t STACK = 64 << 10, STACK_SPREAD = 4 << 10;
 

@@ -47,6 +47,9 @@ VECTORS(unsigned, uint)
 
 namespace shim {
 
+// Whether the products of instructions change sums to which they add zero.
+extern bool mma_is_inexact, wgmma_is_inexact;
+
 const unsigned MAX_THREADS = 1024;
 const size_t MAX_DYNAMIC_SHARED = 227 << 10;
 const int POISON = 0xff;

@@ -73,7 +73,10 @@ template <class T, u32 N> void multiply_64_warp(void *const *lanes) {
         for (u32 k = 0; k < 16; k++)
             for (u32 n = 0; n < N; n++) d[row][n] += a[row][k] * b[k][n];
     for (u32 lane = 0; lane < WARP; lane++)
-        for (u32 i = 0; i < N / 2; i++) lane_of(lane)->d[i] = float(d[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2]);
+        for (u32 i = 0; i < N / 2; i++) {
+            float sum = float(d[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2]);
+            lane_of(lane)->d[i] = wgmma_is_inexact ? inexact(sum) : sum;
+        }
 }
 
 } // namespace shim

@@ -13,6 +13,12 @@ struct MmaLane {
 // Returns the number in a half of a register; 0 is the low half.
 template <class T> double number(u32 pair, u32 half) { return double(to_float(T{u16(pair >> 16 * half)})); }
 
+// Returns a sum as tensor cores do that are not exact: with an even last bit.
+inline float inexact(float sum) {
+    u32 bits = float_to_bits(sum) & ~1u;
+    return bits_to_float(bits);
+}
+
 // Sums in f64 and rounds once. This is more precise than a device, whose order of summation is unspecified.
 template <class T> void mma_warp(void *const *lanes) {
     double a[16][16], b[16][8]; // [row][column]
@@ -30,7 +36,7 @@ template <class T> void mma_warp(void *const *lanes) {
             u32 row = lane / 4 + r / 2 * 8, column = lane % 4 * 2 + r % 2;
             double sum = d[r];
             for (u32 k = 0; k < 16; k++) sum += a[row][k] * b[k][column];
-            d[r] = float(sum);
+            d[r] = mma_is_inexact ? inexact(float(sum)) : float(sum);
         }
     }
 }

@@ -147,6 +147,12 @@ impl Shim {
         self.call(c"shim_capability", |call: unsafe extern "C" fn(c_int, c_int)| unsafe { call(major, minor) });
     }
 
+    /// Sets whether the products of mma.sync and wgmma change sums to which they add zero.
+    pub fn pretend_inexact(&self, mma: bool, wgmma: bool) {
+        // SAFETY: as above.
+        self.call(c"shim_inexact", |call: unsafe extern "C" fn(c_int, c_int)| unsafe { call(mma.into(), wgmma.into()) });
+    }
+
     /// Returns whether this is the replacement driver.
     pub fn pretends(&self) -> bool {
         self.0.is_some()

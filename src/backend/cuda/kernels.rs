@@ -96,6 +96,18 @@ family! {
     }
 }
 
+/// The checks of `kernels/exactness.cu`.
+pub struct Exactness {
+    pub sums_after_mma: Function,
+    pub sums_after_wgmma: Option<Function>,
+}
+
+impl Exactness {
+    fn load(find: Find) -> Result<Exactness> {
+        Ok(Exactness { sums_after_mma: find_required(find, "sums_after_mma")?, sums_after_wgmma: find("sums_after_wgmma")? })
+    }
+}
+
 family! {
     Sampling { draw_rows, fill_placeholders }
 }
@@ -113,6 +125,7 @@ pub struct Kernels {
     pub cache: Cache,
     pub attention: Attention,
     pub sampling: Sampling,
+    pub exactness: Exactness,
 }
 
 impl Kernels {
@@ -132,6 +145,7 @@ impl Kernels {
             cache: Cache::load(find)?,
             attention: Attention::load(find, max_shared)?,
             sampling: Sampling::load(find)?,
+            exactness: Exactness::load(find)?,
         };
         kernels.attention.allow_shared()?;
         kernels.products.allow_shared()?;

@@ -18,6 +18,7 @@ mod context;
 mod device;
 mod device_context;
 mod errors;
+mod exactness;
 mod few_rows;
 mod fp8;
 mod function;
@@ -116,6 +117,9 @@ impl CudaBackend {
             )));
         }
         let device = Device::open(ordinal, primary)?;
+        if invariant {
+            exactness::check(&device)?;
+        }
         let moves = Mutex::new(MoveList::new(&device)?);
         Ok(CudaBackend {
             blas: if invariant { Err("PLLM_ENGINE_BATCH_INVARIANT is set".into()) } else { Blas::open(&device) },

@@ -1,7 +1,7 @@
 """The cases, by the file of their kernels."""
-from . import cache, draw, elementwise, experts, few_rows, hopper, latent, norm, plain, products, records, tensor
+from . import cache, draw, elementwise, exactness, experts, few_rows, hopper, latent, norm, plain, products, records, tensor
 
-MODULES = (products, records, few_rows, experts, elementwise, norm, cache, draw, plain, tensor, latent, hopper)
+MODULES = (products, records, few_rows, experts, elementwise, exactness, norm, cache, draw, plain, tensor, latent, hopper)
 
 
 def all_cases():
