@@ -22,7 +22,9 @@
 
 // Few rows. A step of x has a whole record. In Q4_K, a block has 25 KiB of weights in flight.
 typedef MatmulTile<16, 32, 16, 8, 512, 6> RecordTile16;
-// Some rows, or few outs: a record has four steps of x.
+// 17 to 32 rows, or few outs: a warp decodes a record once for all rows.
+typedef MatmulTile<32, 32, 32, 8, 512, 5> RecordTile32;
+// Some rows: a record has four steps of x.
 typedef MatmulTile<64, 64, 32, 32, 128, 3> RecordTile64;
 // Prompts: a warp decodes a record once for 64 rows, and a block reads x once for 128 outs. A record
 // has eight steps of x, so one record in flight is enough.
@@ -199,18 +201,23 @@ __device__ __forceinline__ void multiply_records(const Product<code> &p, RecordF
     }
 
 MATMUL_RECORDS(codes4_by32_16, 4, 32, RecordTile16)
+MATMUL_RECORDS(codes4_by32_32, 4, 32, RecordTile32)
 MATMUL_RECORDS(codes4_by32_64, 4, 32, RecordTile64)
 MATMUL_RECORDS(codes4_by32_128, 4, 32, RecordTile128)
 MATMUL_RECORDS(codes4_by16_16, 4, 16, RecordTile16)
+MATMUL_RECORDS(codes4_by16_32, 4, 16, RecordTile32)
 MATMUL_RECORDS(codes4_by16_64, 4, 16, RecordTile64)
 MATMUL_RECORDS(codes4_by16_128, 4, 16, RecordTile128)
 MATMUL_RECORDS(codes5_by32_16, 5, 32, RecordTile16)
+MATMUL_RECORDS(codes5_by32_32, 5, 32, RecordTile32)
 MATMUL_RECORDS(codes5_by32_64, 5, 32, RecordTile64)
 MATMUL_RECORDS(codes5_by32_128, 5, 32, RecordTile128)
 MATMUL_RECORDS(codes6_by16_16, 6, 16, RecordTile16)
+MATMUL_RECORDS(codes6_by16_32, 6, 16, RecordTile32)
 MATMUL_RECORDS(codes6_by16_64, 6, 16, RecordTile64)
 MATMUL_RECORDS(codes6_by16_128, 6, 16, RecordTile128)
 MATMUL_RECORDS(codes8_by32_16, 8, 32, RecordTile16)
+MATMUL_RECORDS(codes8_by32_32, 8, 32, RecordTile32)
 MATMUL_RECORDS(codes8_by32_64, 8, 32, RecordTile64)
 MATMUL_RECORDS(codes8_by32_128, 8, 32, RecordTile128)
 

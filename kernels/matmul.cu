@@ -12,6 +12,9 @@
 // Few rows: small tiles, so that all multiprocessors read weights, with 40 KiB in flight for each.
 typedef MatmulTile<16, 32, 16, 8, 256, 6> MatmulTile16;
 typedef MatmulTile<16, 32, 16, 8, 512, 6> MatmulTile16OfBytes; // the same number of bytes of weights
+// 17 to 32 rows: as many blocks, with 32 KiB in flight for each. A warp widens bytes of w once for all rows.
+typedef MatmulTile<32, 32, 32, 8, 256, 5> MatmulTile32;
+typedef MatmulTile<32, 32, 32, 8, 512, 5> MatmulTile32OfBytes;
 typedef MatmulTile<64, 64, 32, 32, 128, 4> MatmulTile64;
 // Many rows: as many sums per loaded number as registers can hold.
 typedef MatmulTile<128, 128, 64, 64, 64, 4> MatmulTile128;
@@ -223,18 +226,22 @@ extern "C" __global__ void scale_product(float *out /* [rows, outs] */, const fl
 }
 
 MATMUL(bf16_16, bf16, MatmulTile16)
+MATMUL(bf16_32, bf16, MatmulTile32)
 MATMUL(bf16_64, bf16, MatmulTile64)
 MATMUL(bf16_128, bf16, MatmulTile128)
 MATMUL(f16_16, f16, MatmulTile16)
+MATMUL(f16_32, f16, MatmulTile32)
 MATMUL(f16_64, f16, MatmulTile64)
 MATMUL(f16_128, f16, MatmulTile128)
 MATMUL(f32_16, float, MatmulTile16)
 MATMUL(f32_64, float, MatmulTile64)
 MATMUL(f32_128, float, MatmulTile128)
 MATMUL(fp8_16, e4m3, MatmulTile16OfBytes)
+MATMUL(fp8_32, e4m3, MatmulTile32OfBytes)
 MATMUL(fp8_64, e4m3, MatmulTile64)
 MATMUL(fp8_128, e4m3, MatmulTile128)
 MATMUL(int8_16, signed char, MatmulTile16OfBytes)
+MATMUL(int8_32, signed char, MatmulTile32OfBytes)
 MATMUL(int8_64, signed char, MatmulTile64)
 MATMUL(int8_128, signed char, MatmulTile128)
 TO_STORED(bf16, bf16)

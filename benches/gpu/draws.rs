@@ -14,7 +14,8 @@ use crate::random::numbers;
 use crate::timing::seconds;
 
 const PART: &str = "draws";
-const ROWS: [usize; 4] = [1, 16, 64, 256];
+/// With 16 parts per row, then with fewer, and with one.
+const ROWS: [usize; 4] = [1, 8, 64, 256];
 const VOCAB: usize = 128_256;
 const SMALL_VOCAB: usize = 500;
 

@@ -140,18 +140,19 @@ fn products_have_the_numbers_of_the_blocks() {
     }
 }
 
-/// The tile for prompts: its limits, and partial records.
+/// The larger tiles: their limits, and partial records.
 #[test]
 fn products_of_many_rows_have_the_numbers_of_the_blocks() {
     let backend = cuda::open_small();
     for kind in types() {
         let cols = if kind.block_len() == 32 { 160 } else { 256 };
-        let (rows, outs) = (130, 131);
-        let mut random = Random(7);
-        let w = Rows::blocks(kind, outs, cols, &mut random);
-        let (x, bias) = (numbers(&mut random, rows * cols), numbers(&mut random, outs));
-        let found = multiply(&backend, cols, std::slice::from_ref(&w), &x, &bias);
-        assert_products(kind.name(), &found, &x, &w.numbers(cols), cols, &bias);
+        for (rows, outs) in [(50, 70), (130, 131)] {
+            let mut random = Random(7);
+            let w = Rows::blocks(kind, outs, cols, &mut random);
+            let (x, bias) = (numbers(&mut random, rows * cols), numbers(&mut random, outs));
+            let found = multiply(&backend, cols, std::slice::from_ref(&w), &x, &bias);
+            assert_products(&format!("{} {rows}x{cols}x{outs}", kind.name()), &found, &x, &w.numbers(cols), cols, &bias);
+        }
     }
 }
 
@@ -271,7 +272,8 @@ fn a_row_has_the_same_bits_in_any_batch() {
         let bits = |rows: &[f32]| bits_on(backend, rows);
         let all = bits(&x);
         assert_eq!(bits_on(&small, &x), all, "{}: the tile of 128 rows", kind.name());
-        for (first, count) in [(0, 1), (5, 16)] {
+        assert_eq!(bits_on(&small, &x[..40 * cols]), all[..40 * outs], "{}: the tile of 64 rows", kind.name());
+        for (first, count) in [(0, 1), (5, 16), (30, 32)] {
             let some = bits(&x[first * cols..][..count * cols]);
             assert_eq!(some, all[first * outs..][..count * outs], "{}: {count} rows from {first} on", kind.name());
         }

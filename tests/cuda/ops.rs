@@ -17,7 +17,7 @@ use pagedllm::backend::{
 use pagedllm::error::{Code, Error};
 use pagedllm::generation::sampler;
 use pagedllm::generation::sampler::{Context, NoChoice, ResolvedSampling, Sampler, SamplingHistory, plan_draw};
-use pagedllm::types::batch::device_sampling::{DeviceSampling, DeviceSamplingLimits};
+use pagedllm::types::batch::device_sampling::{DeviceSample, DeviceSampling, DeviceSamplingLimits};
 use pagedllm::types::batch::{Batch, BlockCopy, BlockMove, Placeholder, Span, Tail};
 use pagedllm::types::options::{Dry, Dtype, Isa, KvDtype, Mirostat, SamplingParams, WeightFormat};
 use support::distance::relative_distance;
@@ -192,9 +192,12 @@ fn shapes_of_products() -> impl Iterator<Item = (usize, usize, usize)> {
 /// bf16 represents all numbers, so results differ only by the order of sums.
 #[test]
 fn products_in_fp8_equal_those_of_the_cpu() {
+    let small = cuda::open_small();
     for (rows, cols, outs) in shapes_of_products() {
         let case = Product { rows, cols, outs, format: WeightFormat::Fp8, bias: cols % 2 == 0, rounded: false };
-        assert_equal_on_backend(&format!("{rows}x{cols}x{outs}"), 1e-5, &case, cuda::invariant());
+        let name = format!("{rows}x{cols}x{outs}");
+        assert_equal_on_backend(&name, 1e-5, &case, cuda::invariant());
+        assert_equal_on_backend(&format!("{name}, one multiprocessor"), 1e-5, &case, &small);
     }
 }
 
@@ -361,7 +364,8 @@ fn unsupported_weights_are_refused_with_their_name() {
     refused(refusal(&cpu, WeightFormat::Fp8), Code::Unsupported, &["fp8", "CUDA devices", "int8"]);
 }
 
-/// A row has the same bits alone and in tiles of any size.
+/// A row has the same bits alone and in tiles of any size. With one multiprocessor, products of more than
+/// 32 rows use the larger tiles.
 #[test]
 fn a_row_of_a_product_has_the_same_bits_in_any_batch() {
     let (cols, outs, rows) = (192, 70, 130);
@@ -377,14 +381,14 @@ fn a_row_of_a_product_has_the_same_bits_in_any_batch() {
             backend.matmul(count, &backend.vector(rows).unwrap(), w, None, &mut out);
             read(backend, out, count * outs)
         };
-        let product = |rows: &[f32]| product_on(backend, &w, rows);
-        let all = product(&x);
-        let by_large_tiles = product_on(&small, &matrix(&small, &values, outs, cols, format), &x);
-        assert!(by_large_tiles == all, "{format:?}: on one multiprocessor");
-        for (first, count) in [(0, 1), (3, 1), (5, 16), (20, 17), (60, 64), (0, 65)] {
-            let some = product(&x[first * cols..][..count * cols]);
-            let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            assert_eq!(bits(&some), bits(&all[first * outs..][..count * outs]), "{format:?}: {count} rows from {first} on");
+        let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let all = bits(&product_on(backend, &w, &x));
+        let on_small = matrix(&small, &values, outs, cols, format);
+        for (first, count) in [(0, 1), (3, 1), (5, 16), (20, 17), (60, 32), (7, 33), (60, 64), (0, 65), (0, 130)] {
+            let (some, wanted) = (&x[first * cols..][..count * cols], &all[first * outs..][..count * outs]);
+            assert_eq!(bits(&product_on(backend, &w, some)), wanted, "{format:?}: {count} rows from {first} on");
+            let by_large_tiles = bits(&product_on(&small, &on_small, some));
+            assert_eq!(by_large_tiles, wanted, "{format:?}: {count} rows from {first} on, one multiprocessor");
         }
     }
 }
@@ -1449,36 +1453,45 @@ fn random_logits(random: &mut Random, vocab: usize) -> Vec<f32> {
     (0..vocab).map(|_| logit(random)).collect()
 }
 
-/// Compares sampling on a device with the sampler of the host.
-#[test]
-fn sampling_equals_the_sampler_of_the_host() {
-    let (backend, mut random, mut several) = (cuda::backend(), seeded(77), 0);
-    for round in 0..40 {
-        let vocab = [1, 31, 64, 700, 5000][round % 5];
-        let rows: Vec<Vec<f32>> = (0..6).map(|_| random_logits(&mut random, vocab)).collect();
-        let limits = DeviceSamplingLimits::for_rows(rows.len(), vocab);
-        let (mut drawing, mut draws) = (backend.sampler(limits).unwrap().unwrap(), DeviceSampling::new(limits).unwrap());
-        let mut expected = vec![];
-        for (row, logits) in rows.iter().enumerate() {
-            let rules = random_rules(&mut random, vocab);
+/// Rows of logits, and the samples that the host takes from them.
+struct Samples {
+    vocab: usize,
+    rows: Vec<Vec<f32>>,
+    planned: DeviceSampling,
+    /// The rows that the device samples, with their parameters and the token of the host.
+    expected: Vec<(usize, SamplingParams, Result<u32, NoChoice>)>,
+}
+
+impl Samples {
+    /// Plans samples from all rows but row 3, whose logits the host reads.
+    fn plan(random: &mut Random, vocab: usize, rows: Vec<Vec<f32>>, rules: impl IntoIterator<Item = ResolvedSampling>) -> Samples {
+        let planned = DeviceSampling::new(DeviceSamplingLimits::for_rows(rows.len(), vocab)).unwrap();
+        let mut samples = Samples { vocab, rows, planned, expected: vec![] };
+        for (row, (logits, rules)) in samples.rows.iter().zip(rules).enumerate() {
             let tokens: Vec<u32> = (0..random.below(40)).map(|_| random.below(vocab) as u32).collect();
             let prompt_len = tokens.len() / 2;
             let history = SamplingHistory::new(&rules, &tokens, prompt_len).unwrap();
-            let seed = random.next();
-            let context = Context { tokens: &tokens, prompt_len, generated: 0, seed, history: &history, allowed: None };
-            if row == 3 || !plan_draw(&mut draws, row as u32, vocab, rules.params.logprobs, &rules, &context) {
-                continue; // the host reads its logits
+            let context = Context { tokens: &tokens, prompt_len, generated: 0, seed: random.next(), history: &history, allowed: None };
+            if row == 3 || !plan_draw(&mut samples.planned, row as u32, vocab, rules.params.logprobs, &rules, &context) {
+                continue;
             }
             let token = Sampler::new(vocab).unwrap().choose(logits, &rules, &context).map(|chosen| chosen.token);
-            expected.push((row, rules.params, token));
+            samples.expected.push((row, rules.params, token));
         }
+        samples
+    }
+
+    /// Compares the samples of a device with those of the host, and returns them.
+    fn check(&self, backend: &CudaBackend) -> Vec<DeviceSample> {
+        let Samples { vocab, rows, planned, expected } = self;
+        let mut sampler = backend.sampler(DeviceSamplingLimits::for_rows(rows.len(), *vocab)).unwrap().unwrap();
         let mut logits = backend.vector(&rows.concat()).unwrap();
-        backend.start_sampling(&mut drawing, vocab, &mut logits, &draws).unwrap();
-        backend.start_read(&mut logits, vocab, rows.len(), draws.other_rows(rows.len())).unwrap();
-        let drawn =
-            backend.finish_sampling(&mut drawing, draws.rows.len()).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
+        backend.start_sampling(&mut sampler, *vocab, &mut logits, planned).unwrap();
+        backend.start_read(&mut logits, *vocab, rows.len(), planned.other_rows(rows.len())).unwrap();
+        let drawn = backend.finish_sampling(&mut sampler, planned.rows.len());
+        let drawn = drawn.unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error())).to_vec();
         assert_eq!(drawn.len(), expected.len());
-        for (drawn, (row, params, token)) in drawn.iter().zip(&expected) {
+        for (drawn, (row, params, token)) in drawn.iter().zip(expected) {
             assert_eq!(sampler::chosen(drawn).map(|chosen| chosen.token), *token, "row {row} of {vocab}: {params:?}");
             let (Ok(token), Some(k)) = (token, params.logprobs) else { continue };
             let mut top = vec![];
@@ -1489,14 +1502,98 @@ fn sampling_equals_the_sampler_of_the_host() {
             assert!(
                 sampled
                     .zip(&top)
-                    .all(|(found, expected)| found.token == expected.0 && near(sampler::logprob_of(drawn, found.logit), expected.1))
+                    .all(|(found, expected)| found.token == expected.0 && near(sampler::logprob_of(drawn, found.logit), expected.1)),
+                "row {row} of {vocab}: {params:?}"
             );
-            several += 1;
         }
         let left = backend.finish_read(&mut logits, rows.len() * vocab).unwrap();
-        assert_eq!(left[3 * vocab..][..vocab], rows[3], "rows without a sample do not change");
+        assert_eq!(left[3 * vocab..][..*vocab], rows[3], "rows without a sample do not change");
+        drawn
+    }
+
+    fn logprobs(&self) -> usize {
+        self.expected.iter().filter(|(_, params, token)| token.is_ok() && params.logprobs.is_some()).count()
+    }
+}
+
+/// Compares sampling on a device with the sampler of the host. The last vocabulary has two parts.
+#[test]
+fn sampling_equals_the_sampler_of_the_host() {
+    let (backend, mut random, mut several) = (cuda::backend(), seeded(77), 0);
+    for round in 0..40 {
+        let vocab = [1, 31, 64, 700, 5000][round % 5];
+        let rows = (0..6).map(|_| random_logits(&mut random, vocab)).collect();
+        let rules: Vec<_> = (0..6).map(|_| random_rules(&mut random, vocab)).collect();
+        let samples = Samples::plan(&mut random, vocab, rows, rules);
+        samples.check(backend);
+        several += samples.logprobs();
     }
     assert!(several > 40, "only {several} log probabilities were compared");
+}
+
+/// Logits of `vocab` tokens in `parts` parts: the largest ones at both ends of each part; all equal; all
+/// but those of the last part impossible; random.
+fn logits_of_parts(random: &mut Random, vocab: usize, parts: usize) -> [Vec<f32>; 4] {
+    let ends: Vec<usize> = (0..=parts).flat_map(|part| (part * vocab / parts).saturating_sub(9)..(part * vocab / parts + 9)).collect();
+    let mut at_ends = vec![-1.0; vocab];
+    ends.into_iter().filter(|&token| token < vocab).for_each(|token| at_ends[token] = [1.0, 1.5][random.below(2)]);
+    let last = (0..vocab).map(|token| if token < vocab - vocab / parts { f32::NEG_INFINITY } else { (random.unit() - 0.5) * 12.0 });
+    let last = last.collect();
+    [at_ends, vec![0.25; vocab], last, (0..vocab).map(|_| (random.unit() - 0.5) * 12.0).collect()]
+}
+
+/// Sampling parameters for rows in parts. Some allow tokens of one part only.
+fn rules_of_parts(vocab: usize, parts: usize) -> Vec<ResolvedSampling> {
+    let greedy = SamplingParams { temperature: 0.0, logprobs: Some(20), ..SamplingParams::default() };
+    let all = SamplingParams::default();
+    let allowed = |part: usize| (part * vocab / parts..(part + 1) * vocab / parts).map(|token| token as u32).collect();
+    let biases = |bias: f32| (0..parts as u32).rev().map(|part| (part * vocab as u32 / parts as u32, bias)).collect();
+    let params = [
+        greedy.clone(),
+        SamplingParams { allowed_token_ids: allowed(parts / 2), ..greedy.clone() },
+        SamplingParams { logit_bias: biases(9.0), repetition_penalty: 1.3, presence_penalty: 0.5, ..greedy },
+        all.clone(), // of the row that the host reads
+        all.clone(),
+        SamplingParams { temperature: 0.7, min_p: 0.01, logprobs: Some(0), ..all.clone() },
+        SamplingParams { top_k: 7, ..all.clone() },
+        SamplingParams { top_k: 600, top_p: 0.9, ..all.clone() },
+        SamplingParams { top_p: 0.3, logprobs: Some(5), logit_bias: biases(-9.0), ..all.clone() },
+        SamplingParams { top_p: 0.999, allowed_token_ids: allowed(parts - 1), ..all.clone() },
+        SamplingParams { top_k: 40, top_p: 0.5, allowed_token_ids: allowed(0), ..all },
+    ];
+    params.into_iter().map(|params| ResolvedSampling { params, ..ResolvedSampling::default() }).collect()
+}
+
+/// A row has the same sample in one part and in several, which is that of the host. A device with one
+/// multiprocessor has one part, and one with 2,112 has as many as the vocabulary permits.
+#[test]
+fn samples_do_not_depend_on_the_parts_of_a_row() {
+    let (mut many, one, mut random) = (cuda::open(false), cuda::open_small(), seeded(78));
+    many.assume_multiprocessors(2112);
+    for (vocab, parts) in [(4095, 1), (4096, 2), (4099, 2), (8203, 4), (33_001, 16)] {
+        for logits in logits_of_parts(&mut random, vocab, parts) {
+            let rules = rules_of_parts(vocab, parts);
+            let rows = vec![logits; rules.len()];
+            let samples = Samples::plan(&mut random, vocab, rows, rules);
+            assert_eq!(samples.check(&many), samples.check(&one), "{vocab} tokens in {parts} parts and in one");
+        }
+    }
+}
+
+/// The part with a logit that is not finite is not the one with the best token.
+#[test]
+fn a_logit_that_is_not_finite_is_found_in_any_part() {
+    let (backend, vocab) = (cuda::backend(), 16 * 2048);
+    for (token, logit) in [(0, f32::NAN), (vocab - 1, f32::INFINITY), (5000, f32::NAN), (20_000, f32::INFINITY)] {
+        let mut row = vec![0.5; vocab];
+        (row[9000], row[token]) = (1.0, logit);
+        let rules =
+            [SamplingParams::default(), SamplingParams { logprobs: Some(3), logit_bias: vec![(7, 1.0)], ..SamplingParams::default() }];
+        let rules = rules.map(|params| ResolvedSampling { params, ..ResolvedSampling::default() });
+        let samples = Samples::plan(&mut seeded(1), vocab, vec![row.clone(), row, vec![0.5; vocab], vec![0.5; vocab]], rules);
+        assert!(samples.expected.iter().all(|(.., token)| *token == Err(NoChoice::NotFinite)));
+        samples.check(backend);
+    }
 }
 
 #[test]

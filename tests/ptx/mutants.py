@@ -130,12 +130,16 @@ MUTANTS = [
     *barriers("attention_plain_bf16", "attention_plain_bf16, chunk, soft cap", 0, 1),
     *barriers("norm_rows", "norms of 700 numbers", 1, 2, 3),
     *barriers("sort_routes", "sort_routes, 37 rows", 0),
-    *barriers("draw_rows", "draw_rows, top-k and top-p", 1),
-    *barriers("draw_rows", "draw_rows, edits and masks", 4),
+    *barriers("draw_choose", "draws, top-k and top-p", 3),
+    *barriers("draw_edit", "draws, edits and masks", 0, 7),
+    *barriers("draw_weigh", "draws, top-k and top-p", 1),
     *warp_barriers(DECODE, f"{DECODE}, 340 tokens", 0, 1),
     *warp_barriers("store_kv_bf16", "store_kv_bf16", 0),
     *warp_barriers("route", "route, softmax, normalized", 2, 3),
     Mutant("matmul_bf16_16", "a copy to the next chunk", "matmul_bf16_16, 9 x 40 x 1048",
            without(r"(cp\.async\.cg\.shared\.global \[%r\d+)\]", 0, r"\1+16]")),
+    # The squares of a row are in four lanes.
+    *(Mutant("few_rows_bf16_8", f"without shuffle {i}", "few_rows_bf16_8 with a norm, 2312 columns",
+             without(r"shfl\.sync\.bfly\.b32\s+(%r\d+)\|%p\d+, (%r\d+), [^;]*;", i, r"mov.b32 \1, \2;")) for i in (0, 1)),
     *on_hopper(),
 ]

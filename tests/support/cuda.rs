@@ -258,8 +258,8 @@ pub fn invariant() -> &'static CudaBackend {
     BACKEND.with(|backend| *backend)
 }
 
-/// Opens a separate batch-invariant backend, whose products of records use the largest tiles for any
-/// matrix, as on a device with one multiprocessor.
+/// Opens a separate batch-invariant backend, whose products use the largest tiles for any matrix, as on a
+/// device with one multiprocessor.
 pub fn open_small() -> CudaBackend {
     let mut backend = open(true);
     backend.assume_multiprocessors(1);

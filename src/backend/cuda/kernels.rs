@@ -63,10 +63,13 @@ family! {
 family! {
     /// Products, by the storage type of the matrix and the rows of a tile.
     Products {
-        matmul_bf16_128, matmul_bf16_16, matmul_bf16_64, matmul_codes4_by16_128, matmul_codes4_by16_16, matmul_codes4_by16_64, matmul_codes4_by32_128, matmul_codes4_by32_16,
-        matmul_codes4_by32_64, matmul_codes5_by32_128, matmul_codes5_by32_16, matmul_codes5_by32_64, matmul_codes6_by16_128, matmul_codes6_by16_16, matmul_codes6_by16_64,
-        matmul_codes8_by32_128, matmul_codes8_by32_16, matmul_codes8_by32_64, matmul_f16_128, matmul_f16_16, matmul_f16_64,
-        matmul_f32_128, matmul_f32_16, matmul_f32_64, matmul_fp8_128, matmul_fp8_16, matmul_fp8_64, matmul_int8_128, matmul_int8_16, matmul_int8_64,
+        matmul_bf16_128, matmul_bf16_16, matmul_bf16_32, matmul_bf16_64, matmul_codes4_by16_128, matmul_codes4_by16_16,
+        matmul_codes4_by16_32, matmul_codes4_by16_64, matmul_codes4_by32_128, matmul_codes4_by32_16, matmul_codes4_by32_32,
+        matmul_codes4_by32_64, matmul_codes5_by32_128, matmul_codes5_by32_16, matmul_codes5_by32_32, matmul_codes5_by32_64,
+        matmul_codes6_by16_128, matmul_codes6_by16_16, matmul_codes6_by16_32, matmul_codes6_by16_64, matmul_codes8_by32_128,
+        matmul_codes8_by32_16, matmul_codes8_by32_32, matmul_codes8_by32_64, matmul_f16_128, matmul_f16_16, matmul_f16_32,
+        matmul_f16_64, matmul_f32_128, matmul_f32_16, matmul_f32_64, matmul_fp8_128, matmul_fp8_16, matmul_fp8_32, matmul_fp8_64,
+        matmul_int8_128, matmul_int8_16, matmul_int8_32, matmul_int8_64,
     }
 }
 
@@ -109,7 +112,7 @@ impl Exactness {
 }
 
 family! {
-    Sampling { draw_rows, fill_placeholders }
+    Sampling { draw_best, draw_choose, draw_edit, draw_weigh, fill_placeholders }
 }
 
 /// All kernels, by family.
@@ -333,17 +336,45 @@ pub struct Tile {
 }
 
 impl Tile {
-    pub const FEW: Tile = Tile { rows: 16, outs: 32, step: 256, stages: 6, threads: 128 };
-    /// For weights in fp8 and int8.
-    pub const FEW_OF_BYTES: Tile = Tile { step: 512, ..Tile::FEW };
-    pub const SOME: Tile = Tile { rows: 64, outs: 64, step: 128, stages: 4, threads: 128 };
-    pub const MANY: Tile = Tile { rows: 128, outs: 128, step: 64, stages: 4, threads: 128 };
+    const FEW: Tile = Tile { rows: 16, outs: 32, step: 256, stages: 6, threads: 128 };
+    const SOME: Tile = Tile { rows: 32, outs: 32, step: 256, stages: 5, threads: 128 };
+    const MORE: Tile = Tile { rows: 64, outs: 64, step: 128, stages: 4, threads: 128 };
+    const MANY: Tile = Tile { rows: 128, outs: 128, step: 64, stages: 4, threads: 128 };
+    /// For weights in fp8 and int8, and for records.
+    const FEW_OF_BYTES: Tile = Tile { step: 512, ..Tile::FEW };
+    const SOME_OF_BYTES: Tile = Tile { step: 512, ..Tile::SOME };
     /// For records.
-    pub const FEW_OF_RECORDS: Tile = Tile { step: 512, ..Tile::FEW };
-    pub const SOME_OF_RECORDS: Tile = Tile { stages: 3, ..Tile::SOME };
-    pub const MANY_OF_RECORDS: Tile = Tile { stages: 2, threads: 256, ..Tile::MANY };
+    const MORE_OF_RECORDS: Tile = Tile { stages: 3, ..Tile::MORE };
+    const MANY_OF_RECORDS: Tile = Tile { stages: 2, threads: 256, ..Tile::MANY };
     /// Padding bytes between rows in shared memory.
     const BETWEEN: usize = 16;
+
+    /// Returns the tiles for few to many rows.
+    fn all(stored: Stored) -> [Tile; 4] {
+        match stored {
+            Stored::As(Dtype::F32) => [Tile::FEW, Tile::MORE, Tile::MORE, Tile::MANY],
+            Stored::As(_) => [Tile::FEW, Tile::SOME, Tile::MORE, Tile::MANY],
+            Stored::Fp8 | Stored::Int8 => [Tile::FEW_OF_BYTES, Tile::SOME_OF_BYTES, Tile::MORE, Tile::MANY],
+            Stored::Records(_) => [Tile::FEW_OF_BYTES, Tile::SOME_OF_BYTES, Tile::MORE_OF_RECORDS, Tile::MANY_OF_RECORDS],
+        }
+    }
+
+    /// Returns the index of the tile for products with `outs` outputs.
+    ///
+    /// Larger tiles read less for each product, but a block takes as long with few rows as with many.
+    /// So a larger tile is used if it is more than half full, and if three quarters of the device's
+    /// multiprocessors, or more, have a block.
+    fn choose(tiles: [Tile; 4], outs: usize, counts: RowCounts, multiprocessors: u32) -> usize {
+        let RowCounts { each, groups, .. } = counts;
+        let blocks = |tile: Tile| outs.div_ceil(tile.outs) * each.div_ceil(tile.rows) * groups;
+        let suits = |tile: Tile| 2 * each > tile.rows && 4 * blocks(tile) >= 3 * multiprocessors as usize;
+        match each {
+            each if each <= tiles[0].rows => 0,
+            _ if suits(tiles[3]) => 3,
+            _ if suits(tiles[2]) => 2,
+            _ => 1,
+        }
+    }
 
     /// Returns the bytes of shared memory: all stages of weights, and two steps of rows. With
     /// weights in bytes or records, rows are in bf16.
@@ -373,50 +404,48 @@ impl Products {
         most.into_iter().try_for_each(|(function, shared)| function.allow_shared(shared))
     }
 
-    /// Returns the kernels for few, some and many rows.
-    fn kernels(&self, stored: Stored) -> [(Function, Tile); 3] {
-        let tile = if stored.is_bytes() { Tile::FEW_OF_BYTES } else { Tile::FEW };
-        let [few, some, many] = match stored {
-            Stored::As(Dtype::F32) => [self.matmul_f32_16, self.matmul_f32_64, self.matmul_f32_128],
-            Stored::As(Dtype::F16) => [self.matmul_f16_16, self.matmul_f16_64, self.matmul_f16_128],
-            Stored::As(Dtype::Bf16) => [self.matmul_bf16_16, self.matmul_bf16_64, self.matmul_bf16_128],
-            Stored::Fp8 => [self.matmul_fp8_16, self.matmul_fp8_64, self.matmul_fp8_128],
-            Stored::Int8 => [self.matmul_int8_16, self.matmul_int8_64, self.matmul_int8_128],
-            Stored::Records(records) => {
-                let [few, some, many] = self.of_records(records);
-                return [(few, Tile::FEW_OF_RECORDS), (some, Tile::SOME_OF_RECORDS), (many, Tile::MANY_OF_RECORDS)];
-            }
+    /// Returns the kernels for few to many rows.
+    fn kernels(&self, stored: Stored) -> [(Function, Tile); 4] {
+        let functions = match stored {
+            // Without a kernel for tiles of 32 rows: few models have such matrices.
+            Stored::As(Dtype::F32) => [self.matmul_f32_16, self.matmul_f32_64, self.matmul_f32_64, self.matmul_f32_128],
+            Stored::As(Dtype::F16) => [self.matmul_f16_16, self.matmul_f16_32, self.matmul_f16_64, self.matmul_f16_128],
+            Stored::As(Dtype::Bf16) => [self.matmul_bf16_16, self.matmul_bf16_32, self.matmul_bf16_64, self.matmul_bf16_128],
+            Stored::Fp8 => [self.matmul_fp8_16, self.matmul_fp8_32, self.matmul_fp8_64, self.matmul_fp8_128],
+            Stored::Int8 => [self.matmul_int8_16, self.matmul_int8_32, self.matmul_int8_64, self.matmul_int8_128],
+            Stored::Records(records) => self.of_records(records),
         };
-        [(few, tile), (some, Tile::SOME), (many, Tile::MANY)]
+        let tiles = Tile::all(stored);
+        std::array::from_fn(|i| (functions[i], tiles[i]))
     }
 
-    /// Returns the kernels for few, some and many rows.
-    fn of_records(&self, records: Records) -> [Function; 3] {
+    /// Returns the kernels for few to many rows.
+    fn of_records(&self, records: Records) -> [Function; 4] {
         match records.codes() {
-            Codes::FourBy16 => [self.matmul_codes4_by16_16, self.matmul_codes4_by16_64, self.matmul_codes4_by16_128],
-            Codes::FourBy32 => [self.matmul_codes4_by32_16, self.matmul_codes4_by32_64, self.matmul_codes4_by32_128],
-            Codes::FiveBy32 => [self.matmul_codes5_by32_16, self.matmul_codes5_by32_64, self.matmul_codes5_by32_128],
-            Codes::SixBy16 => [self.matmul_codes6_by16_16, self.matmul_codes6_by16_64, self.matmul_codes6_by16_128],
-            Codes::EightBy32 => [self.matmul_codes8_by32_16, self.matmul_codes8_by32_64, self.matmul_codes8_by32_128],
+            Codes::FourBy16 => {
+                [self.matmul_codes4_by16_16, self.matmul_codes4_by16_32, self.matmul_codes4_by16_64, self.matmul_codes4_by16_128]
+            }
+            Codes::FourBy32 => {
+                [self.matmul_codes4_by32_16, self.matmul_codes4_by32_32, self.matmul_codes4_by32_64, self.matmul_codes4_by32_128]
+            }
+            Codes::FiveBy32 => {
+                [self.matmul_codes5_by32_16, self.matmul_codes5_by32_32, self.matmul_codes5_by32_64, self.matmul_codes5_by32_128]
+            }
+            Codes::SixBy16 => {
+                [self.matmul_codes6_by16_16, self.matmul_codes6_by16_32, self.matmul_codes6_by16_64, self.matmul_codes6_by16_128]
+            }
+            Codes::EightBy32 => {
+                [self.matmul_codes8_by32_16, self.matmul_codes8_by32_32, self.matmul_codes8_by32_64, self.matmul_codes8_by32_128]
+            }
         }
     }
 
     /// Returns the kernel for the expected number of rows, and its launch configuration for
     /// products with `outs` outputs. A row has the same bits with every kernel.
-    ///
-    /// With records, fewer tiles for many rows than the device has `multiprocessors` would leave some
-    /// of them without work. The smaller tiles are then expected to be faster.
     pub fn select(&self, stored: Stored, outs: usize, counts: RowCounts, multiprocessors: u32) -> (Function, Shape) {
-        let RowCounts { each, max, groups } = counts;
-        let [few, some, many] = self.kernels(stored);
-        let blocks = |tile: Tile| outs.div_ceil(tile.outs) * each.div_ceil(tile.rows) * groups;
-        let fills = !matches!(stored, Stored::Records(_)) || blocks(many.1) >= multiprocessors as usize;
-        let (function, tile) = match each {
-            each if each <= few.1.rows => few,
-            each if each <= some.1.rows || !fills => some,
-            _ => many,
-        };
-        let grid = (outs.div_ceil(tile.outs) as u32, max.div_ceil(tile.rows) as u32, groups as u32);
+        let kernels = self.kernels(stored);
+        let (function, tile) = kernels[Tile::choose(kernels.map(|(_, tile)| tile), outs, counts, multiprocessors)];
+        let grid = (outs.div_ceil(tile.outs) as u32, counts.max.div_ceil(tile.rows) as u32, counts.groups as u32);
         (function, Shape { shared: tile.shared(stored), ..Shape::new(grid, tile.threads) })
     }
 }
@@ -581,11 +610,30 @@ mod tests {
 
     /// Devices of compute capability 8.6 and 8.9 have 99 KiB for a block.
     #[test]
-    fn tiles_of_records_fit_the_shared_memory_of_all_devices() {
-        for records in BlockType::all().filter_map(Records::of).map(Stored::Records) {
-            for tile in [Tile::FEW_OF_RECORDS, Tile::SOME_OF_RECORDS, Tile::MANY_OF_RECORDS] {
-                assert!(tile.shared(records) <= 99 << 10, "{tile:?} needs {} bytes for {records:?}", tile.shared(records));
+    fn tiles_fit_the_shared_memory_of_all_devices() {
+        let records = BlockType::all().filter_map(Records::of).map(Stored::Records);
+        let numbers = [Stored::As(Dtype::F32), Stored::As(Dtype::F16), Stored::As(Dtype::Bf16), Stored::Fp8, Stored::Int8];
+        for stored in records.chain(numbers) {
+            for tile in Tile::all(stored) {
+                assert!(tile.shared(stored) <= 99 << 10, "{tile:?} needs {} bytes for {stored:?}", tile.shared(stored));
             }
         }
+    }
+
+    #[test]
+    fn rows_and_outputs_determine_the_tile() {
+        let rows_of_tile = |stored, rows, outs, groups, multiprocessors| {
+            let tiles = Tile::all(stored);
+            tiles[Tile::choose(tiles, outs, RowCounts::alike(rows, groups), multiprocessors)].rows
+        };
+        let bf16 = Stored::As(Dtype::Bf16);
+        for (rows, narrow, wide) in [(1, 16, 16), (16, 16, 16), (17, 32, 32), (32, 32, 32), (33, 32, 64), (64, 32, 64), (65, 64, 128)] {
+            assert_eq!(rows_of_tile(bf16, rows, 4096, 1, 132), narrow, "{rows} rows");
+            assert_eq!(rows_of_tile(bf16, rows, 28_672, 1, 132), wide, "{rows} rows");
+        }
+        assert_eq!(rows_of_tile(bf16, 512, 4096, 1, 132), 128, "128 of 132 multiprocessors have a block");
+        assert_eq!(rows_of_tile(bf16, 40, 4096, 8, 132), 64, "products of eight groups");
+        assert_eq!(rows_of_tile(Stored::As(Dtype::F32), 17, 4096, 1, 132), 64, "f32 has no tile of 32 rows");
+        assert_eq!(rows_of_tile(Stored::Fp8, 130, 70, 1, 1), 128, "one multiprocessor");
     }
 }

@@ -8,7 +8,7 @@ import numpy as np
 from lab import Case, Mismatch
 from ptx.numbers import F32, F64
 
-THREADS, MAX_TOPS, NONE = 512, 20, 0xFFFFFFFF
+THREADS, MAX_TOPS, NONE, PART_BYTES = 512, 20, 0xFFFFFFFF, 8512
 TOKEN, NOT_FINITE, EXCLUDED = range(3)
 SAMPLE_BYTES = 24 + 8 * MAX_TOPS
 UNIT = 2.0 ** 40
@@ -67,13 +67,17 @@ def packed(draws, rows, vocab):
     return of_draws, edits or bytes(12), np.array(masks or [0], np.uint32)
 
 
-def launch(lab, logits, draws, rows):
-    """Samples rows of logits. Returns a sample for each."""
+def launch(lab, logits, draws, rows, count=1):
+    """Samples rows of logits, each in `count` parts. Returns a sample for each."""
     vocab = logits.shape[1]
     of_draws, edits, masks = packed(draws, rows, vocab)
-    out = lab.allocate(SAMPLE_BYTES * len(draws))
-    lab.launch("draw_rows", (len(draws), 1, 1), THREADS, out, lab.buffer(logits), lab.put(np.frombuffer(of_draws, np.uint8)),
-               lab.buffer(np.frombuffer(edits, np.uint8)), lab.put(masks), vocab)
+    out, parts = lab.allocate(SAMPLE_BYTES * len(draws)), lab.allocate(PART_BYTES * len(draws) * count)
+    at, of_draws, edits = lab.buffer(logits), lab.put(np.frombuffer(of_draws, np.uint8)), lab.buffer(np.frombuffer(edits, np.uint8))
+    grid = (count, len(draws), 1)
+    lab.launch("draw_best", grid, THREADS, parts, at, of_draws, vocab)
+    lab.launch("draw_edit", grid, THREADS, parts, at, of_draws, edits, lab.put(masks), vocab)
+    lab.launch("draw_weigh", grid, THREADS, parts, at, of_draws, vocab)
+    lab.launch("draw_choose", (len(draws), 1, 1), THREADS, out, parts, at, of_draws, edits, vocab, count)
     data = lab.get(out, (len(draws), SAMPLE_BYTES), np.uint8)
     return [Sample.read(row.tobytes()) for row in data]
 
@@ -135,30 +139,30 @@ def check(draw, logits, sample):
         raise Mismatch(f"{draw}: the sum of powers is {sample.exp_sum / UNIT}, not {total}")
 
 
-def rows(draws, vocab, lab):
+def rows(draws, vocab, parts, lab):
     """Each draw has a row of its own, and a row without a draw is between them."""
     logits = lab.normal(len(draws) + 1, vocab) * 3
     of = [row if row < len(draws) // 2 else row + 1 for row in range(len(draws))]
-    for draw, row, sample in zip(draws, of, launch(lab, logits, draws, of)):
+    for draw, row, sample in zip(draws, of, launch(lab, logits, draws, of, parts)):
         check(draw, logits[row], sample)
 
 
-def equal_logits(lab):
+def equal_logits(parts, lab):
     """More tokens with the same logit than a list holds."""
     logits = np.zeros((4, 1100), F32)
     logits[:, 700] = -0.0
     logits[3, 1000:] = 1.0
     draws = [Draw(logprobs=5), Draw(1.0, top_k=7, fraction=0.99, logprobs=20), Draw(1.0, top_p=0.5, fraction=0.701),
              Draw(1.0, top_k=300, top_p=0.5, fraction=0.6)]
-    for draw, row, sample in zip(draws, logits, launch(lab, logits, draws, range(4))):
+    for draw, row, sample in zip(draws, logits, launch(lab, logits, draws, range(4), parts)):
         check(draw, row, sample)
 
 
-def no_token(lab):
+def no_token(parts, lab):
     """Logits that are not finite, and grammars without a token."""
     logits = lab.normal(4, 77)
     logits[0, 76], logits[1, 3], logits[2, 5] = np.nan, np.inf, -np.inf
-    samples = launch(lab, logits, [Draw(), Draw(1.0), Draw(allowed=()), Draw(allowed=(5,))], range(4))
+    samples = launch(lab, logits, [Draw(), Draw(1.0), Draw(allowed=()), Draw(allowed=(5,))], range(4), parts)
     lab.equal([sample.outcome for sample in samples], [NOT_FINITE, NOT_FINITE, EXCLUDED, TOKEN])
     lab.equal([sample.token for sample in samples[3:]], [5])
 
@@ -173,24 +177,28 @@ def fill_placeholders(lab):
     lab.equal(lab.get(out, tokens.shape, np.uint32), tokens)
 
 
+KERNELS = ["draw_best", "draw_choose", "draw_edit", "draw_weigh"]
+
+
 def cases():
     allowed = tuple(range(5, 700, 3))
-    for name, vocab, draws, quick in (
-        ("greedy", 1001, [Draw(), Draw(logprobs=5), Draw(logprobs=0), Draw(allowed=allowed), Draw(counts=((8, 2),), repetition=1.3)], True),
-        ("temperature", 1001, [Draw(0.8, fraction=fraction) for fraction in (0.0, 0.123, 0.77, 0.999)], True),
-        ("small vocabulary", 3, [Draw(), Draw(0.8, fraction=0.7), Draw(1.0, top_k=2, logprobs=3)], True),
-        ("top-k and top-p", 1502, [Draw(1.0, top_k=50, top_p=0.9, fraction=0.5), Draw(0.7, top_k=5, fraction=0.6),
+    for name, vocab, parts, draws, quick in (
+        ("greedy", 1001, 1, [Draw(), Draw(logprobs=5), Draw(logprobs=0), Draw(allowed=allowed), Draw(counts=((8, 2),), repetition=1.3)], True),
+        ("temperature", 1001, 4, [Draw(0.8, fraction=fraction) for fraction in (0.0, 0.123, 0.77, 0.999)], True),
+        ("small vocabulary", 3, 16, [Draw(), Draw(0.8, fraction=0.7), Draw(1.0, top_k=2, logprobs=3)], True),
+        ("top-k and top-p", 1502, 2, [Draw(1.0, top_k=50, top_p=0.9, fraction=0.5), Draw(0.7, top_k=5, fraction=0.6),
                                    Draw(1.0, top_p=0.3, fraction=0.4), Draw(0.7, top_p=0.8, min_p=0.01, fraction=0.2)], True),
-        ("the whole vocabulary", 3075, [Draw(5.0, top_k=600, fraction=0.5), Draw(9.0, top_p=0.95, fraction=0.8),
+        ("the whole vocabulary", 3075, 2, [Draw(5.0, top_k=600, fraction=0.5), Draw(9.0, top_p=0.95, fraction=0.8),
                                         Draw(9.0, top_k=900, top_p=0.9, fraction=0.3)], True),
-        ("edits and masks", 777, [
+        ("edits and masks", 777, 4, [
             Draw(0.7, top_p=0.8, min_p=0.01, fraction=0.1, logprobs=3, allowed=allowed, repetition=1.3, frequency=0.2, presence=0.4,
                  biases=((8, 1.5), (9, -2.0)), counts=((8, 2), (11, 1), (20, 0))),
             Draw(1.0, biases=tuple((token, 0.25) for token in range(600)), fraction=0.4, logprobs=20)], True),
-        ("many draws", 5003, [Draw(1.0, fraction=i / 12, top_k=40 * (i % 3), top_p=1 - 0.1 * (i % 4), logprobs=i % 5) for i in range(12)],
+        ("many draws", 5003, 2, [Draw(1.0, fraction=i / 12, top_k=40 * (i % 3), top_p=1 - 0.1 * (i % 4), logprobs=i % 5) for i in range(12)],
          False),
     ):
-        yield Case(f"draw_rows, {name}", ["draw_rows"], partial(rows, draws, vocab), quick)
-    yield Case("draw_rows, equal logits", ["draw_rows"], equal_logits, True)
-    yield Case("draw_rows, no token", ["draw_rows"], no_token, True)
+        yield Case(f"draws, {name}", KERNELS, partial(rows, draws, vocab, parts), quick)
+    for parts in (1, 8):
+        yield Case(f"draws, equal logits, {parts} parts", KERNELS, partial(equal_logits, parts), parts == 8)
+        yield Case(f"draws, no token, {parts} parts", KERNELS, partial(no_token, parts), parts == 8)
     yield Case("fill_placeholders", ["fill_placeholders"], fill_placeholders, True)

@@ -24,13 +24,18 @@ class Tile:
         return self.stages * self.outs * pitch + 2 * self.rows * (self.step + 16)
 
 
-TILES = {"16": Tile(16, 32, 256, 6), "64": Tile(64, 64, 128, 4), "128": Tile(128, 128, 64, 4)}
+TILES = {"16": Tile(16, 32, 256, 6), "32": Tile(32, 32, 256, 5), "64": Tile(64, 64, 128, 4), "128": Tile(128, 128, 64, 4)}
 BYTES = ("fp8", "int8")  # with a scale for each row
-TILE_16_OF_BYTES = Tile(16, 32, 512, 6)
+TILES_OF_BYTES = {**TILES, "16": Tile(16, 32, 512, 6), "32": Tile(32, 32, 512, 5)}
+
+
+def tiles_of(kind):
+    """Returns the tiles for matrices of a type."""
+    return TILES_OF_BYTES if kind in BYTES else {rows: tile for rows, tile in TILES.items() if (kind, rows) != ("f32", "32")}
 
 
 def tile_of(kind, rows):
-    return TILE_16_OF_BYTES if kind in BYTES and rows == "16" else TILES[rows]
+    return tiles_of(kind)[rows]
 
 
 def pitch_of(tile, kind):
@@ -97,7 +102,7 @@ def product(kind, tile, rows, outs, cols, lab):
 def same_bits(kind, lab):
     """A row has the same bits, whatever the tile."""
     x, w, bias = lab.normal(20, 330), matrix(lab, kind, 40, 330), lab.normal(40)
-    first, *others = (multiply(lab, kind, tile, x, w, bias).view(np.uint32) for tile in TILES)
+    first, *others = (multiply(lab, kind, tile, x, w, bias).view(np.uint32) for tile in tiles_of(kind))
     for other in others:
         lab.equal(other, first)
 
@@ -176,7 +181,7 @@ def scale_product(lab):
 def cases():
     kinds = ("bf16", "f16", "f32", "fp8", "int8")
     for kind in kinds:
-        for tile in TILES:
+        for tile in tiles_of(kind):
             kernel, quick = [f"matmul_{kind}_{tile}"], kind in ("bf16", "fp8") and tile != "128" or (kind, tile) == ("f16", "16")
             yield Case(f"{kernel[0]}, 13 x 70 x 203", kernel, partial(product, kind, tile, 13, 70, 203))
             # More steps than there are stages of shared memory.
@@ -186,7 +191,7 @@ def cases():
             if kind != "f32":
                 yield Case(f"{kernel[0]}, rounded rows", kernel, partial(same_bits_of_rounded_rows, kind, tile), quick)
             yield Case(f"{kernel[0]}, experts", kernel, partial(experts, kind, tile), (kind, tile) == ("bf16", "16"))
-        yield Case(f"matmul_{kind}, same bits in all tiles", [f"matmul_{kind}_{tile}" for tile in TILES], partial(same_bits, kind))
+        yield Case(f"matmul_{kind}, same bits in all tiles", [f"matmul_{kind}_{tile}" for tile in tiles_of(kind)], partial(same_bits, kind))
     for kind in ("bf16", "f16"):
         yield Case(f"to_{kind}", [f"to_{kind}"], partial(to_stored, kind), True)
     yield Case("to_fp8", ["to_fp8"], to_fp8, True)

@@ -11,8 +11,8 @@ from .products import LIMIT, Tile, operand, rounded
 
 RECORD = 256
 OFFSETS, NESTED = 1, 2
-TILES = {"16": Tile(16, 32, 512, 6), "64": Tile(64, 64, 128, 3), "128": Tile(128, 128, 64, 2)}
-THREADS = {"16": 128, "64": 128, "128": 256}
+TILES = {"16": Tile(16, 32, 512, 6), "32": Tile(32, 32, 512, 5), "64": Tile(64, 64, 128, 3), "128": Tile(128, 128, 64, 2)}
+THREADS = {"16": 128, "32": 128, "64": 128, "128": 256}
 
 
 @dataclass
