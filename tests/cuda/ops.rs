@@ -1173,11 +1173,11 @@ fn attend_latents(heads: usize, dtype: KvDtype) -> Attend {
 
 #[test]
 fn attention_over_latents_on_tensor_cores_equals_the_cpu() {
-    for (heads, dtype) in [3, 16].into_iter().flat_map(|heads| KvDtype::ALL.map(|dtype| (heads, dtype))) {
-        let name = format!("{heads} heads, {dtype:?}");
-        assert_equal_on_both_backends(&name, tensor(dtype), &attend_latents(heads, dtype));
+    for dtype in KvDtype::ALL {
+        assert_equal_on_both_backends(&format!("{dtype:?}"), tensor(dtype), &attend_latents(3, dtype));
     }
-    assert_equal_on_both_backends("70 heads", ROUNDED, &attend_latents(70, KvDtype::Bf16));
+    let case = Attend { chunks: vec![vec![1, 1], vec![20, 1]], ..attend_latents(70, KvDtype::Bf16) };
+    assert_equal_on_both_backends("70 heads", ROUNDED, &case);
     for sizes in [[1e8, 1e-3, 1e-3], [1e-9, 1e2, 1e2]] {
         let case = attend_latents(5, KvDtype::F16);
         let shape = AttentionShape { scale: 0.06 / sizes[0] / sizes[1], ..case.shape };
@@ -1196,7 +1196,7 @@ fn attention_over_latents_with_little_shared_memory_equals_the_cpu() {
     cuda::shim().pretend_capability(8, 6);
     let backend = CudaBackend::for_worker(0, false).unwrap();
     cuda::shim().pretend_capability(9, 0);
-    for (heads, dtype) in [(3, KvDtype::F16), (40, KvDtype::Bf16)] {
+    for (heads, dtype) in [(3, KvDtype::F16), (20, KvDtype::Bf16)] {
         let case = attend_latents(heads, dtype);
         assert_equal_on_backend(&format!("{heads} heads, {dtype:?}"), tensor(dtype), &case, &backend);
     }
@@ -1222,8 +1222,8 @@ fn attention_over_latents_with_windows_sinks_slopes_and_caps_equals_the_cpu() {
 
 #[test]
 fn attention_over_latents_in_parts_equals_the_cpu() {
-    for (dtype, heads) in [(KvDtype::Bf16, 2), (KvDtype::F16, 1)] {
-        let case = Attend { chunks: vec![vec![530, 1, 1], vec![3, 1, 1], vec![300, 1, 1]], ..attend_latents(heads, dtype) };
+    for (dtype, heads, long) in [(KvDtype::Bf16, 2, 280), (KvDtype::F16, 1, 530)] {
+        let case = Attend { chunks: vec![vec![long, 1, 1], vec![3, 1, 1]], ..attend_latents(heads, dtype) };
         assert_equal_on_both_backends(&format!("{dtype:?}"), tensor(dtype), &case);
     }
 }
@@ -1314,7 +1314,7 @@ fn latents_have_the_same_bits_in_any_batch() {
         let case = Attend { chunks, ..attend_latents(heads, dtype) };
         case.run(cuda::invariant()).concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
     };
-    for (heads, dtype) in [(5, KvDtype::Bf16), (21, KvDtype::F16)] {
+    for (heads, dtype) in [(5, KvDtype::Bf16), (3, KvDtype::F16)] {
         let [alone, together] = [vec![vec![50]], vec![vec![50], vec![20], vec![2]]].map(|chunks| bits(heads, dtype, chunks));
         assert!(together.starts_with(&alone), "{heads} {dtype:?}");
     }
