@@ -408,8 +408,8 @@ const SHARES: usize = 2;
 
 #[test]
 fn a_failed_allocation_affects_only_its_own_request() {
-    if let Ok(share) = std::env::var(SHARE) {
-        return test_operations(share.parse().unwrap());
+    if std::env::var(SHARE).is_ok() {
+        return on_deep_stack(test_own_share);
     }
     let test = ["--exact", "a_failed_allocation_affects_only_its_own_request", "--nocapture"];
     let start = |share: usize| {
@@ -424,13 +424,12 @@ fn a_failed_allocation_affects_only_its_own_request() {
     }
 }
 
-fn test_operations(share: usize) {
-    on_deep_stack(|| {
-        for operation in OPERATIONS.iter().skip(share).step_by(SHARES) {
-            let failures = fail_each_allocation(operation);
-            println!("{}: {failures} allocations failed, one per run", operation.name);
-        }
-    });
+fn test_own_share() {
+    let share = std::env::var(SHARE).unwrap().parse().unwrap();
+    for operation in OPERATIONS.iter().skip(share).step_by(SHARES) {
+        let failures = fail_each_allocation(operation);
+        println!("{}: {failures} allocations failed, one per run", operation.name);
+    }
 }
 
 /// The weight format of the model files, and integer weights: 8 bits for the embedding and the
