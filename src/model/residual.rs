@@ -1,6 +1,6 @@
 //! The residual stream of a layer: its norms, and the additions of its branches.
 
-use super::decoder::{LayerKv, LoadedLayer, Output, Pass, Work};
+use super::decoder::{Angles, LayerKv, LoadedLayer, Output, Pass, Scratch, Work};
 use super::spec::{Attention, Residual};
 use super::weights::{LoadedLinear, LoadedNorm};
 use crate::backend::{Addition, BackendTypes, Collectives, KvOps, Ops};
@@ -9,14 +9,7 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
     pub fn layer(&self, layer: &LoadedLayer<B>, mut kv: LayerKv<B>, work: &mut Work<B>) {
         let Work { x, normed, delta, scratch, angles, .. } = work;
         let (of_attention, of_mlp) = (matrices(layer.attention.input_readers()), matrices(layer.mlp.input_readers()));
-        let mut attention = |x: &B::Buf, mut out: Output<B::Buf>| {
-            let added = match &layer.attention {
-                Attention::Heads(heads) => self.attention(heads, x, &mut kv, angles, scratch, &mut out),
-                Attention::Latent(latent) => self.latent_attention(latent, x, &mut kv, angles, scratch, &mut out),
-            };
-            self.all_reduce(layer.attention.out().rows, out.delta);
-            added
-        };
+        let mut attention = |x: &B::Buf, out: Output<B::Buf>| self.any_attention(layer, x, &mut kv, angles, scratch, out);
         match &layer.residual {
             Residual::PreNorm { attention: before, mlp } => {
                 self.norm_for_products(before, &of_attention, x, normed);
@@ -68,6 +61,23 @@ impl<B: Ops + KvOps + Collectives> Pass<'_, B> {
                 self.add(x, normed, layer);
             }
         }
+    }
+
+    fn any_attention(
+        &self,
+        layer: &LoadedLayer<B>,
+        x: &B::Buf,
+        kv: &mut LayerKv<B>,
+        angles: &[Angles<B>],
+        scratch: &mut Scratch<B>,
+        mut out: Output<B::Buf>,
+    ) -> Addition {
+        let added = match &layer.attention {
+            Attention::Heads(heads) => self.attention(heads, x, kv, angles, scratch, &mut out),
+            Attention::Latent(latent) => self.latent_attention(latent, x, kv, angles, scratch, &mut out),
+        };
+        self.all_reduce(layer.attention.out().rows, out.delta);
+        added
     }
 
     /// Returns the output of a branch that is added to `x`. With several workers, each has a part of the
