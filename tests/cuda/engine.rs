@@ -37,8 +37,8 @@ fn llama(positions: usize) -> Value {
 
 /// A model whose latents have the widths of a tensor core kernel.
 fn deepseek(positions: usize) -> Value {
-    json!({"architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 48, "num_attention_heads": 5, "q_lora_rank": 32, "kv_lora_rank": 512,
-        "qk_nope_head_dim": 16, "qk_rope_head_dim": 64, "v_head_dim": 16, "num_hidden_layers": 2, "intermediate_size": 64,
+    json!({"architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 48, "num_attention_heads": 3, "q_lora_rank": 32, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 64, "v_head_dim": 16, "num_hidden_layers": 1, "intermediate_size": 64,
         "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 32,
         "first_k_dense_replace": 1, "vocab_size": 127, "max_position_embeddings": positions, "eos_token_id": 2})
 }
@@ -293,7 +293,22 @@ fn weights_in_integers_take_the_bytes_that_were_planned() {
     assert_eq!((held_8 - held_4, held_with_offsets - held_4), (in_8 - in_4, with_offsets - in_4));
 }
 
-/// Log probabilities up to the first token that differs, because it was equally probable.
+/// Returns the relative distance of log probabilities, up to the first token that differs, because it
+/// was equally probable.
+fn relative_logprob_distance(found: &Answers, expected: &Answers) -> f64 {
+    let (mut of_found, mut of_expected) = (Vec::new(), Vec::new());
+    for (request, expected) in expected {
+        for ((token, logprob), (expected_token, expected_logprob)) in found[request].iter().zip(expected) {
+            of_found.push(f32::from_bits(*logprob));
+            of_expected.push(f32::from_bits(*expected_logprob));
+            if token != expected_token {
+                break;
+            }
+        }
+    }
+    relative_distance(&of_found, &of_expected)
+}
+
 #[test]
 fn every_kv_dtype_has_outputs_close_to_the_cpu() {
     let _one = alone();
@@ -301,16 +316,6 @@ fn every_kv_dtype_has_outputs_close_to_the_cpu() {
     for kv_dtype in KvDtype::ALL {
         let options = |device| EngineOptions { kv_dtype: Some(kv_dtype), ..model.options(device) };
         let [on_cpu, on_device] = ["cpu", "cuda:0"].map(|device| answers(&options(device), requests()));
-        let (mut found, mut expected) = (Vec::new(), Vec::new());
-        for (request, on_cpu) in &on_cpu {
-            for ((token, logprob), (cpu_token, cpu_logprob)) in on_device[request].iter().zip(on_cpu) {
-                found.push(f32::from_bits(*logprob));
-                expected.push(f32::from_bits(*cpu_logprob));
-                if token != cpu_token {
-                    break;
-                }
-            }
-        }
         let bound = match kv_dtype {
             KvDtype::F32 => 1e-5,
             KvDtype::F16 => 1e-3,
@@ -318,7 +323,7 @@ fn every_kv_dtype_has_outputs_close_to_the_cpu() {
             // A number of K or V that is rounded to a neighbour differs by more than bf16 does.
             KvDtype::Int8 | KvDtype::Fp8 => 2e-2,
         };
-        let distance = relative_distance(&found, &expected);
+        let distance = relative_logprob_distance(&on_device, &on_cpu);
         assert!(distance <= bound, "{kv_dtype:?}: the log probabilities have a relative distance of {distance:e} from those of the CPU");
     }
 }
@@ -329,8 +334,8 @@ fn latents_on_tensor_cores_have_outputs_close_to_the_cpu() {
     let _one = alone();
     let model = Model::new(&deepseek(512), false);
     for (kv_dtype, bound) in [(KvDtype::Bf16, 4e-3), (KvDtype::F16, 1e-3)] {
-        let options = |device| EngineOptions { kv_dtype: Some(kv_dtype), ..model.options(device) };
-        let requests = || requests().chain([request(9, 260, 6)]);
+        let options = |device| EngineOptions { kv_dtype: Some(kv_dtype), max_seqs: 4, ..model.options(device) };
+        let requests = || [5, 40, 260].into_iter().enumerate().map(|(i, prompt)| request(i, prompt, 5));
         let free = cuda::shim().live_bytes();
         let engine = Engine::create(&options("cuda:0")).unwrap();
         let MemoryPlan { weight_bytes, kv_bytes, work_bytes, .. } = engine.info().memory;
@@ -339,8 +344,8 @@ fn latents_on_tensor_cores_have_outputs_close_to_the_cpu() {
         let before = cuda::shim().allocation_calls();
         let on_device = run(&engine, requests()).unwrap_or_else(|e| panic!("{e}: {}", cuda::shim().last_error()));
         assert_eq!(cuda::shim().allocation_calls(), before);
-        let error = distance(&on_device, &answers(&options("cpu"), requests()));
-        assert!(error < bound, "{kv_dtype:?}: the log probabilities differ by {error} from those of the CPU");
+        let distance = relative_logprob_distance(&on_device, &answers(&options("cpu"), requests()));
+        assert!(distance <= bound, "{kv_dtype:?}: the log probabilities have a relative distance of {distance:e} from those of the CPU");
     }
 }
 
@@ -392,17 +397,29 @@ fn device_and_host_sample_the_same_tokens() {
 #[test]
 fn a_batch_invariant_sequence_has_the_same_bits_in_any_batch() {
     let _one = alone();
-    let (llama, latents) = (Model::new(&llama(256), true), Model::new(&deepseek(256), true));
-    let of_llama = [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8].map(|dtype| (&llama, dtype));
-    let of_latents = [KvDtype::Bf16, KvDtype::F16].map(|dtype| (&latents, dtype));
-    for (model, kv_dtype) in of_llama.into_iter().chain(of_latents) {
+    let model = Model::new(&llama(256), true);
+    for kv_dtype in [KvDtype::Bf16, KvDtype::F16, KvDtype::Int8, KvDtype::Fp8] {
         let options = EngineOptions { batch_invariant: true, max_batch_tokens: 256, kv_dtype: Some(kv_dtype), ..model.options("cuda:0") };
         let mut by_itself = Answers::new();
         requests().for_each(|request| by_itself.extend(answers(&options, std::iter::once(request))));
-        let block = Engine::plan(&options).unwrap().block_bytes;
+        let block = 2 * 2 * 16 * 2 * kv_dtype.head_bytes(64) as u64;
         let crowded = EngineOptions { max_batch_tokens: 24, kv_bytes: Some(14 * block), max_model_len: Some(110), ..options.clone() };
         assert_eq!(answers(&options, requests()), by_itself, "{kv_dtype:?}");
         assert_eq!(answers(&crowded, requests()), by_itself, "{kv_dtype:?}");
+    }
+}
+
+/// Chunks divide a prompt into other tiles of latents.
+#[test]
+fn a_batch_invariant_sequence_of_latents_has_the_same_bits_in_any_batch() {
+    let _one = alone();
+    let model = Model::new(&deepseek(64), true);
+    let options = EngineOptions { batch_invariant: true, max_seqs: 2, ..model.options("cuda:0") };
+    let requests = || [33, 6].into_iter().enumerate().map(|(i, prompt)| request(i, prompt, 3));
+    let mut by_itself = Answers::new();
+    requests().for_each(|request| by_itself.extend(answers(&options, std::iter::once(request))));
+    for max_batch_tokens in [64, 13] {
+        assert_eq!(answers(&EngineOptions { max_batch_tokens, ..options.clone() }, requests()), by_itself, "{max_batch_tokens}");
     }
 }
 
