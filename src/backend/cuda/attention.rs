@@ -1,9 +1,10 @@
 //! Selection and launches of attention kernels.
 
+use super::attention_kernels::{LatentAttention, TensorAttention};
 use super::device::Device;
 use super::function::{Shape, launch};
 use super::inputs::{InputRange, Inputs, PREFILL_TILE, Tiles, decode_blocks, decode_tile};
-use super::kernels::{LatentAttention, TensorAttention, dtype_number};
+use super::kernels::dtype_number;
 use super::kv::Kv;
 use super::memory::{Address, Memory};
 use crate::backend::{AttentionShape, Values};

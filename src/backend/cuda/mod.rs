@@ -8,6 +8,7 @@
 mod address;
 mod alloc;
 mod attention;
+mod attention_kernels;
 mod backlog;
 mod blas;
 mod blas_library;
@@ -19,6 +20,7 @@ mod device;
 mod device_context;
 mod errors;
 mod exactness;
+mod families;
 mod few_rows;
 mod fp8;
 mod function;
