@@ -6,7 +6,7 @@
 . "$(dirname "$0")/common.sh"
 
 peer ceilings 30 torch peers.py ceilings "$work/ceilings"
-ours paged-attention 80
+ours paged-attention 70
 peer paged_peer 20 torch peers.py paged "$lines/paged-attention.jsonl"
 ours decode-attention 50
 ours prefill-attention 40
@@ -17,5 +17,5 @@ ours products 80
 peer products_peer 40 torch peers.py products "$lines/products.jsonl"
 ours fusions 20
 ours draws 30
-peer flashinfer 60 torch flashinfer_peer.py "$lines"/{paged,decode,prefill}-attention.jsonl
+peer flashinfer 50 torch flashinfer_peer.py "$lines"/{paged,decode,prefill}-attention.jsonl
 finish

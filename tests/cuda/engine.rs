@@ -358,8 +358,7 @@ fn a_repeated_run_has_the_same_bits() {
     assert_eq!(answers(&options, requests()), answers(&options, requests()));
 }
 
-/// With the same sampling parameters, device and host select the same tokens. Sequences that the host
-/// samples are in other batches, so the logits have the same bits in batch-invariant mode only.
+/// With the same sampling parameters, device and host select the same tokens.
 #[test]
 fn device_and_host_sample_the_same_tokens() {
     let _one = alone();
@@ -375,7 +374,7 @@ fn device_and_host_sample_the_same_tokens() {
         SamplingParams { logprobs: None, ..plain },
     ];
     let run = |hook: bool| {
-        let engine = Engine::create(&EngineOptions { batch_invariant: true, ..model.options("cuda:0") }).unwrap();
+        let engine = Engine::create(&model.options("cuda:0")).unwrap();
         let requests = rules.iter().enumerate().map(|(i, sampling)| {
             let request = Request { sampling: sampling.clone(), ..request(i, 5 + i, 9) };
             if hook { sampled_by_the_host(request) } else { request }

@@ -92,8 +92,10 @@ impl CudaBackend {
     /// Products in bf16 multiply numbers before their norm, which f16 may not represent.
     pub(super) fn pending_norm(&self, rows: usize, norm: NormOf<Buf>, reader: &Matrix, x: &Buf) -> Option<PendingNorm> {
         let NormOf { kind: NormKind::Rms { unit_offset }, eps, weight, bias: None } = norm else { return None };
-        let in_bf16 = reader.only().is_some_and(|part| part.stored.multiplied() == Dtype::Bf16);
-        if rows > self.max_normed_rows.min(FewRows::MAX_NORMED_ROWS) || !in_bf16 || !self.uses_few_rows(rows, reader) {
+        let part = reader.only().filter(|part| part.stored.multiplied() == Dtype::Bf16)?;
+        // Half as many bytes of the matrix hide reads of half as many rows.
+        let most = if part.stored.is_bytes() { self.max_normed_rows / 2 } else { self.max_normed_rows };
+        if rows > most.min(FewRows::MAX_NORMED_ROWS) || !self.uses_few_rows(rows, reader) {
             return None;
         }
         let offset = if unit_offset { 1.0 } else { 0.0 };

@@ -71,9 +71,10 @@ use crate::error::{Error, Result};
 /// Products of at least this many rows use cuBLASLt.
 const MIN_BLAS_ROWS: usize = 17;
 /// Products of at most this many rows compute the norm of their rows. Each of their blocks reads all
-/// rows and the weights of the norm in f32, beside 32 rows of the matrix. With 4 rows and a matrix in
-/// bytes, L2 delivers 1.6 times as many bytes as the memory. An H100 has about this ratio of speeds.
-const MAX_NORMED_ROWS: usize = 4;
+/// rows and the weights of the norm in f32, beside 32 rows of the matrix. With 8 rows and a matrix in
+/// bf16, or half as many and a matrix in bytes, L2 delivers 1.6 times as many bytes as the memory. An H100
+/// has about this ratio of speeds.
+const MAX_NORMED_ROWS: usize = 8;
 
 pub struct CudaBackend {
     /// For products of many rows. The error says why own kernels compute them.
