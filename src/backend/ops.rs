@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    Act, Addition, AttentionShape, BackendTypes, Branch, ExpertOf, Glu, Heads, MatrixOf, MlpOf, NormOf, RotaryEmbedding, Routing, Strips,
-    WithBias,
+    Act, Addition, AttentionShape, BackendTypes, Branch, ExpertOf, Glu, Heads, KvOps, MatrixOf, MlpOf, NormOf, RotaryEmbedding, Routing,
+    Strips, WithBias,
 };
 
 /// Computes the operations of a forward pass. In the formulas, `r` is the index of a row.
@@ -129,7 +129,12 @@ pub trait Ops: BackendTypes {
         qkv: &mut Self::Buf,
         kv: &mut Self::Kv,
         out: &mut Self::Buf,
-    );
+    ) where
+        Self: KvOps,
+    {
+        self.store_kv(inputs, group, shape, turn, qkv, kv);
+        self.attention(inputs, group, shape, sinks, readers, qkv, kv, out);
+    }
     /// `out[h][r] = x[r][strip h]`. `x` is `[rows, stride]`, `out` is `[count, rows, dim]`.
     fn split_strips(&self, rows: usize, strips: Strips, x: &Self::Buf, out: &mut Self::Buf);
     /// `out[r][strip h] = x[h][r]`. `x` is `[count, rows, dim]`, `out` is `[rows, stride]`.

@@ -265,7 +265,6 @@ impl Ops for Faulty {
         fn angles(inputs: &Inputs, frequencies: &Buf, amplitude: f32, out: &mut Buf);
         fn rope(rows: usize, heads: Heads, turn: RotaryEmbedding<Buf>, x: &mut Buf);
         fn attention(inputs: &Inputs, group: usize, shape: &AttentionShape, sinks: Option<&Buf>, readers: &[&Matrix], qkv: &Buf, kv: &Kv, out: &mut Buf);
-        fn store_and_attend(inputs: &Inputs, group: usize, shape: &AttentionShape, turn: Option<RotaryEmbedding<Buf>>, sinks: Option<&Buf>, readers: &[&Matrix], qkv: &mut Buf, kv: &mut Kv, out: &mut Buf);
         fn split_strips(rows: usize, strips: Strips, x: &Buf, out: &mut Buf);
         fn join_strips(rows: usize, strips: Strips, x: &Buf, out: &mut Buf);
         fn matmul_strips(rows: usize, count: usize, x: &Buf, matrix: MatrixOf<Matrix>, out: &mut Buf);

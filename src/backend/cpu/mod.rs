@@ -448,22 +448,6 @@ impl Ops for CpuBackend {
         attention::attention(self.machine(), &self.scratch, args, out);
     }
 
-    fn store_and_attend(
-        &self,
-        inputs: &Inputs,
-        group: usize,
-        shape: &AttentionShape,
-        turn: Option<RotaryEmbedding<Buf>>,
-        sinks: Option<&Buf>,
-        readers: &[&Matrix],
-        qkv: &mut Buf,
-        kv: &mut Kv,
-        out: &mut Buf,
-    ) {
-        self.store_kv(inputs, group, shape, turn, qkv, kv);
-        self.attention(inputs, group, shape, sinks, readers, qkv, kv, out);
-    }
-
     fn split_strips(&self, rows: usize, Strips { first, count, dim, pitch, stride }: Strips, x: &Buf, out: &mut Buf) {
         self.rows(count * rows, dim, out, |place, out| {
             let (strip, row) = (place / rows, place % rows);

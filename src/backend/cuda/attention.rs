@@ -48,15 +48,15 @@ impl NewTokens {
 pub struct PartialResults(Memory);
 
 impl PartialResults {
-    /// Returns the maximum number of results of all KV heads. A sequence with several parts has at
-    /// most twice as many as its share of the work.
-    fn max(device: &Device) -> u64 {
-        2 * u64::from(device.blocks_at_once())
+    /// Returns the maximum number of results of all KV heads if `blocks` blocks run at once. A sequence
+    /// with several parts has at most twice as many as its share of the work.
+    fn max(blocks: u32) -> u64 {
+        2 * u64::from(blocks)
     }
 
     /// Returns the bytes of the counters. The results behind them are aligned to 16 bytes.
     fn counter_bytes(device: &Device) -> u64 {
-        (PartialResults::max(device) * size_of::<u32>() as u64).next_multiple_of(16)
+        (PartialResults::max(device.blocks_at_once()) * size_of::<u32>() as u64).next_multiple_of(16)
     }
 
     /// Returns the bytes for layers of this shape. A result has sums, maximum score and weight of
@@ -65,7 +65,7 @@ impl PartialResults {
         if shape.values != Values::Own && !is_latent(shape) {
             return 0; // the plain kernel has no parts
         }
-        let results = 2 * u64::from(decode_blocks(shape.head_groups(), device.blocks_at_once()));
+        let results = PartialResults::max(decode_blocks(shape.head_groups(), device.blocks_at_once()));
         let result = u64::from(queries_per_tile(shape)) * (shape.value_dim() as u64 + 4) * size_of::<f32>() as u64;
         PartialResults::counter_bytes(device) + results * result
     }
@@ -77,12 +77,10 @@ impl PartialResults {
     pub fn reserve(results: &mut Option<PartialResults>, device: &Device, shape: &AttentionShape) -> Result<()> {
         let bytes = PartialResults::bytes(device, shape);
         if bytes > 0 && results.as_ref().is_none_or(|PartialResults(memory)| memory.bytes() < bytes) {
-            device.wait()?; // no queued work uses the memory that is freed
-            *results = None;
-            let memory = device.memory(bytes)?;
-            device.clear(&memory, PartialResults::counter_bytes(device));
+            let mut memory = results.take().map(|PartialResults(memory)| memory);
+            device.clear(device.grow(&mut memory, bytes)?, PartialResults::counter_bytes(device));
             device.check()?;
-            *results = Some(PartialResults(memory));
+            *results = memory.map(PartialResults);
         }
         Ok(())
     }
@@ -140,7 +138,7 @@ macro_rules! attend {
     }};
 }
 
-/// Returns the tensor core kernel for a layer of latents without sinks. None: there is none.
+/// Returns the tensor core kernel for a layer of latents, which has no sinks. None: there is none.
 fn latent(device: &Device, shape: &AttentionShape, kv: &Kv) -> Option<LatentAttention> {
     device.kernels.attention.latent(kv.shape.dtype).filter(|_| is_latent(shape))
 }

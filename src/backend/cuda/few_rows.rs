@@ -77,9 +77,8 @@ impl CudaBackend {
         }
         let (x, bias) = (self.input(x), self.optional(bias));
         w.parts().iter().all(|part| {
-            let at = |address: Address| address.at((part.first * size_of::<f32>()) as u64);
-            let bias = if bias == Address::NULL { bias } else { at(bias) };
-            self.multiply_few(rows, y, part, bias, Rows { address: at(x), stride: w.rows, added: Some(scale) })
+            let [bias, address] = [bias, x].map(|address| part.outputs_at(address));
+            self.multiply_few(rows, y, part, bias, Rows { address, stride: w.rows, added: Some(scale) })
         })
     }
 

@@ -75,6 +75,11 @@ impl Matrix {
 }
 
 impl Part {
+    /// Returns the address of this part's numbers among those of all outputs, or null if these have none.
+    pub fn outputs_at(&self, outputs: Address) -> Address {
+        if outputs == Address::NULL { outputs } else { outputs.at((self.first * size_of::<f32>()) as u64) }
+    }
+
     /// Returns the address of the rows' scales, if they have scales.
     pub fn scales(&self) -> Address {
         self.address.at((self.rows * self.stored.row_bytes(self.cols)) as u64)

@@ -44,7 +44,7 @@ impl CudaBackend {
     fn product(&self, counts: RowCounts, x: &Buf, w: &Matrix, bias: Option<&Buf>, groups: Option<Groups>, out: &mut Buf) {
         let (out, bias) = (out.output(), self.optional(bias));
         for (index, part) in w.parts().iter().enumerate() {
-            let at = |address: Address| if address == Address::NULL { address } else { address.at((part.first * size_of::<f32>()) as u64) };
+            let at = |address| part.outputs_at(address);
             let [matrices, biases, starts] = groups.as_ref().map_or([Address::NULL; 3], |groups| self.lists(groups, index, &at));
             let (bias, out) = (at(bias), at(out));
             if groups.is_none() && self.multiply_few(counts.max, x, part, bias, Rows { address: out, stride: w.rows, added: None }) {
