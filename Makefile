@@ -152,12 +152,14 @@ test-abi: lib
 test-kernels:
 	tests/cuda/build.sh target/cuda-shim test
 	python3 -B tests/ptx/test_interpreter.py
+	python3 -B tests/ptx/test_tensor_copies.py
 	tests/ptx/run.py quick
 
 # Compiles all kernels to PTX and interprets it, for some minutes.
 test-ptx:
 	@scripts/setup.sh ptx
 	python3 -B tests/ptx/test_interpreter.py
+	python3 -B tests/ptx/test_tensor_copies.py
 	tests/ptx/run.py all
 
 # Libraries with KV stores (docs/kv-stores.md). They need the header of the library only.

@@ -1,34 +1,64 @@
 """Barriers between some threads of a block, barriers with phases, and registers of warpgroups."""
+from dataclasses import dataclass
+
 import numpy as np
 
 from .memory import AccessError
 from .parser import PtxError
 from .races import WARP
 
-REGISTERS = 1 << 16  # of a multiprocessor
+REGISTERS = 1 << 16      # of a multiprocessor
+BARRIERS_OF_COPIES = 32  # of a block, for which copies of boxes count
+MAX_BYTES = (1 << 20) - 1
 
 
 class Phase:
-    """A barrier whose phase ends after `expected` arrivals."""
+    """A barrier whose phase ends after `expected` arrivals, when copies have brought the expected bytes."""
 
     def __init__(self, expected, clock):
         self.expected = self.left = expected
         self.ended, self.gathered, self.clock = 0, clock, clock
+        self.bytes = 0           # that copies have to bring, less those that they have brought
+        self.column = None       # of the clocks, for its copies
+        self.begun_by = None     # the thread that initialized the barrier, if no fence followed, and its epoch
 
-    def arrive(self, count, clock):
+    def arrive(self, count, clock, expected_bytes=0):
         self.left -= count
+        self.bytes += expected_bytes
         self.gathered = np.maximum(self.gathered, clock)
         if self.left < 0:
             raise AccessError("a barrier has more arrivals than it expects")
-        if self.left == 0:
+        if self.bytes > MAX_BYTES:
+            raise AccessError(f"a barrier expects {self.bytes} bytes, the most are {MAX_BYTES}")
+        self.end_if_complete()
+
+    def complete_bytes(self, count):
+        """A copy has brought bytes."""
+        self.bytes -= count
+        self.gathered = self.gathered.copy()
+        self.gathered[:, self.column] = self.ended + 1
+        self.end_if_complete()
+
+    def end_if_complete(self):
+        if self.left == 0 and self.bytes < 0:
+            raise AccessError(f"copies bring {-self.bytes} bytes more than their barrier expects")
+        if self.left == 0 and self.bytes == 0:
             self.ended, self.left, self.clock = self.ended + 1, self.expected, self.gathered
 
 
+@dataclass
 class Arrivals:
     """Arrivals at barriers that follow when the copies of their threads are complete."""
+    launch: object
+    addresses: np.ndarray
+    lanes: np.ndarray
+    clocks: dict
+    copies: list
 
-    def __init__(self, addresses, lanes, clocks, copies):
-        self.addresses, self.lanes, self.clocks, self.copies = addresses, lanes, clocks, copies
+    def complete(self):
+        for lanes, offsets, words, epochs in self.copies:
+            self.launch.shared.end_copy(offsets, list(words), lanes, epochs)
+        self.launch.barriers.arrive_with(self.addresses, self.lanes, self.clocks)
 
 
 class Barriers:
@@ -36,7 +66,9 @@ class Barriers:
 
     def __init__(self, launch):
         self.launch, self.clocks = launch, launch.clocks
-        self.named, self.phases, self.later = {}, {}, []
+        self.named, self.phases, self.later = {}, {}, []  # `later` becomes complete when no thread can run
+        self.unfenced = []  # blocks and barriers in shared memory, without a fence since they were initialized
+        self.columns = {}   # by block: barriers for which copies of boxes count
         self.awaited = np.zeros(launch.count, np.int64)  # the phase of a named barrier that a thread waits for
         each = REGISTERS // launch.of_block // 8 * 8
         self.registers = np.full(launch.count // WARP, each)
@@ -88,7 +120,9 @@ class Barriers:
         words = np.zeros(len(lanes), np.uint64)
         self.launch.shared.write(self.launch.for_all(addresses)[lanes], np.uint64, [words], lanes)
         for key, of in self.by_key(addresses, lanes):
-            self.phases[key] = Phase(int(self.launch.for_all(counts)[of[0]]), self.clocks.none())
+            phase = self.phases[key] = Phase(int(self.launch.for_all(counts)[of[0]]), self.clocks.none())
+            phase.begun_by = int(of[0]), int(self.clocks.epoch[of[0] // WARP])
+            self.unfenced.append((key[0], phase))
 
     def phases_of(self, addresses, lanes):
         self.launch.shared.check_barrier(self.launch.for_all(addresses)[lanes], lanes)
@@ -102,31 +136,49 @@ class Barriers:
         warps = np.unique(lanes // WARP)
         return dict(zip(warps.tolist(), self.clocks.release(warps).transpose(1, 0, 2)))
 
-    def arrive(self, addresses, mask):
+    def arrive(self, addresses, mask, expected_bytes=np.uint32(0)):
         lanes = self.lanes(mask)
-        self.arrive_with(addresses, lanes, self.released(lanes))
+        self.arrive_with(addresses, lanes, self.released(lanes), expected_bytes)
 
-    def arrive_with(self, addresses, lanes, clocks):
+    def arrive_with(self, addresses, lanes, clocks, expected_bytes=np.uint32(0)):
         for phase, of in self.phases_of(addresses, lanes):
             known = [clocks[warp] for warp in np.unique(of // WARP).tolist()]
-            phase.arrive(len(of), np.maximum.reduce(known))
+            phase.arrive(len(of), np.maximum.reduce(known), int(self.launch.for_all(expected_bytes)[of].sum(dtype=np.int64)))
 
     def arrive_after_copies(self, addresses, mask):
         """The arrivals happen as late as possible: when no thread can run."""
         lanes = self.lanes(mask)
         epochs = self.clocks.epoch[self.launch.threads.warp].copy()
         copies = [(*copy[:3], epochs[copy[0]]) for copy in self.launch.take_copies(lanes)]
-        self.later.append(Arrivals(np.array(self.launch.for_all(addresses)), lanes, self.released(lanes), copies))
+        self.later.append(Arrivals(self.launch, np.array(self.launch.for_all(addresses)), lanes, self.released(lanes), copies))
+
+    def phase_of_copy(self, addresses, lane):
+        """Returns the barrier for which a copy of a box by this thread counts."""
+        (phase, _), = self.phases_of(addresses, np.array([lane]))
+        if phase.begun_by:
+            raise AccessError("a copy of a box uses a barrier that was initialized without a fence between them")
+        if phase.column is None:
+            block = lane // self.launch.of_block
+            self.columns[block] = number = self.columns.get(block, -1) + 1
+            if number == BARRIERS_OF_COPIES:
+                raise PtxError(f"unknown PTX: more than {BARRIERS_OF_COPIES} barriers of copies")
+            phase.column = self.clocks.of_block + number
+        return phase
 
     def complete_copies(self):
-        """Completes the oldest copies that arrivals wait for. Returns False if there are none."""
-        if not self.later:
-            return False
-        arrivals = self.later.pop(0)
-        for lanes, offsets, words, epochs in arrivals.copies:
-            self.launch.shared.end_copy(offsets, list(words), lanes, epochs)
-        self.arrive_with(arrivals.addresses, arrivals.lanes, arrivals.clocks)
-        return True
+        """Completes the oldest copies for which barriers wait. Returns False if there are none."""
+        if self.later:
+            self.later.pop(0).complete()
+            return True
+        return False
+
+    def check_complete(self):
+        """A block ends after the copies of boxes that its barriers count."""
+        for copy in self.later:
+            if not isinstance(copy, Arrivals):
+                raise PtxError("a block ends before a copy of a box is complete")
+        if any(phase.bytes for phase in self.phases.values()):
+            raise PtxError("a block ends while a barrier expects bytes of copies")
 
     def phase_ended(self, addresses, parities, mask):
         """True for the threads whose phase has ended: the phase in progress has the other parity."""
@@ -142,7 +194,27 @@ class Barriers:
         return np.ones(self.launch.count, bool)
 
     def fence(self, mask):
-        self.clocks.fence(self.launch.whole_warps(mask))
+        """Orders the accesses of threads before those of the asynchronous proxy."""
+        active = np.ones(self.launch.count, bool) if mask is None else mask
+        of_warps = active.reshape(-1, WARP)
+        warps = np.flatnonzero(of_warps.any(1))
+        self.clocks.fence(warps, of_warps.all(1)[warps])
+        self.fence_initialized(mask, True)
+
+    def fence_initialized(self, mask, of_others=False):
+        """Makes barriers visible to copies of boxes: those that the threads have initialized, or also
+        `of_others` if these are ordered before."""
+        if not self.unfenced:
+            return
+        lanes = self.lanes(mask)
+        for block, phase in self.unfenced:
+            begun_by, epoch = phase.begun_by
+            warps = np.unique(lanes[self.launch.threads.block[lanes] == block] // WARP)
+            known = self.clocks.known[self.clocks.ORDERED, warps, begun_by // WARP % self.clocks.of_block]
+            others = of_others and (known[warps != begun_by // WARP] >= epoch).any()
+            if begun_by in lanes or others:
+                phase.begun_by = None
+        self.unfenced = [(block, phase) for block, phase in self.unfenced if phase.begun_by]
 
     # ---- registers
 

@@ -9,14 +9,17 @@ import numpy as np
 
 from . import numbers
 from .parser import PtxError
+from .tensor_map import MAP_BYTES, PARAMETERS
 
 TYPES = {"pred": np.bool_, "u8": np.uint8, "b8": np.uint8, "s8": np.int8, "u16": np.uint16, "b16": np.uint16, "s16": np.int16,
          "u32": np.uint32, "b32": np.uint32, "s32": np.int32, "u64": np.uint64, "b64": np.uint64, "s64": np.int64,
          "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64}
 WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 # What a segment waits for before it begins.
-WARP_INSTRUCTIONS = ("shfl", "vote", "mma", "ldmatrix", "bar.warp", "bar.arrive", "wgmma", "setmaxnreg.dec", "fence.proxy")
+WARP_INSTRUCTIONS = ("shfl", "vote", "mma", "ldmatrix", "bar.warp", "bar.arrive", "wgmma", "setmaxnreg.dec")
 BLOCK_INSTRUCTIONS = ("bar.sync", "bar.red")
+# Instructions that threads of a warp execute together if they can.
+JOINED_INSTRUCTIONS = ("fence.proxy",)
 # Instructions that a thread executes when a condition is met.
 CONDITIONS = ("bar.wait", "mbarrier.try_wait", "setmaxnreg.inc")
 
@@ -85,6 +88,8 @@ class Translator:
             return f"t.special[{operand!r}]"
         if operand in self.symbols or operand in self.kernel.variables:
             return f"t.for_all({self.constant(dtype(self.symbols[operand]))})"
+        if operand in self.kernel.maps:
+            return f"t.for_all({self.constant(np.uint64(PARAMETERS + MAP_BYTES * self.kernel.maps[operand]))})"
         if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", operand):
             return self.constant(np.array(int(operand[2:], 16), np.uint32).view(np.float32)[()])
         if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", operand):
@@ -285,7 +290,10 @@ class Translator:
         space = parts[1] if parts[1] in ("param", "global", "shared", "local") else "generic"
         kind, count = parts[-1], next((int(part[1]) for part in parts if part in ("v2", "v4")), 1)
         if space == "param":
-            number = int(operands[1].strip("[]").rpartition("_")[2])
+            name = operands[1].strip("[]")
+            if name.partition("+")[0] in self.kernel.maps:
+                raise PtxError(f"a kernel reads the bytes of the tensor map {name}")
+            number = int(name.rpartition("_")[2])
             return self.put(operands[0], f"t.for_all(t.parameters[{number}])", kind)
         targets = self.listed(operands[0])
         lines = [f"x = t.load({space!r}, {self.address(operands[1])}, T_{kind}, {count}, m)"]
@@ -312,11 +320,28 @@ class Translator:
             return f"t.wait_for_copies({int(operands[0])}, m)"
         if parts[1:] == ["async", "mbarrier", "arrive", "noinc", "shared::cta", "b64"]:
             return f"t.barriers.arrive_after_copies({self.address(operands[0])}, m)"
+        if parts[1:4] == ["async", "bulk", "tensor"]:
+            return self.tensor_copy(parts, operands)
         if parts[1] != "async" or parts[3:] != ["shared", "global"]:
             raise PtxError(f"unknown PTX: {'.'.join(parts)}")
         target, source, size = self.address(operands[0]), self.address(operands[1]), int(operands[2])
         used = f"t.for_all({self.source(operands[3], 'u32')})" if len(operands) > 3 else f"t.for_all(T_u32({size}))"
         return f"t.copy_async({target}, {source}, {size}, {used}, m)"
+
+    def tensor_copy(self, parts, operands):
+        hints = ["L2::cache_hint"] if len(operands) == 4 else []
+        address, _, coordinates = operands[1].strip("[]").partition(",")
+        coordinates = self.listed(coordinates.strip())
+        known = [f"{len(coordinates)}d", "shared::cluster", "global", "tile", "mbarrier::complete_tx::bytes", *hints]
+        if parts[4:] != known:
+            raise PtxError(f"unknown PTX: {'.'.join(parts)}")
+        first = ", ".join(self.source(coordinate, "s32") for coordinate in coordinates)
+        return f"t.tensor_copies.begin({self.address(operands[0])}, {self.address(address)}, [{first}], {self.address(operands[2])}, m)"
+
+    def do_prefetch(self, parts, operands):
+        if parts[1:] != ["tensormap"]:
+            raise PtxError(f"unknown PTX: {'.'.join(parts)}")
+        return f"t.tensor_copies.prefetch({self.address(operands[0])}, m)"
 
     def do_membar(self, parts, _operands):
         assert parts[1:] == ["gl"], parts
@@ -378,12 +403,16 @@ class Translator:
             return f"t.barriers.begin({self.address(operands[0])}, {self.source(operands[1], 'u32')}, m)"
         if what == "arrive" and parts[2] == "shared::cta" and len(operands) == 2 and operands[0] == "_":
             return f"t.barriers.arrive({self.address(operands[1])}, m)"
+        if parts[1:3] == ["arrive", "expect_tx"] and len(operands) == 3 and operands[0] == "_":
+            return f"t.barriers.arrive({self.address(operands[1])}, m, {self.source(operands[2], 'u32')})"
         if parts[1:3] == ["try_wait", "parity"]:
             return self.put(operands[0], f"t.barriers.leave_phase({self.address(operands[1])}, m)", "pred")
         raise unknown
 
     def do_fence(self, parts, _operands):
-        if parts[1:] != ["proxy", "async", "shared::cta"]:
+        if parts[1:] == ["mbarrier_init", "release", "cluster"]:
+            return "t.barriers.fence_initialized(m)"
+        if parts[1:] not in (["proxy", "async", "shared::cta"], ["proxy", "async"]):
             raise PtxError(f"unknown PTX: {'.'.join(parts)}")
         return "t.barriers.fence(m)"
 

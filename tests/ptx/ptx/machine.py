@@ -1,18 +1,21 @@
 """Executes kernels: all threads of a grid at once, as arrays with a number for each thread."""
 import numpy as np
 
-from .barriers import Barriers
-from .instructions import BLOCK_INSTRUCTIONS, CONDITIONS, TYPES, WARP_INSTRUCTIONS, Translator
+from .barriers import BARRIERS_OF_COPIES, Barriers
+from .instructions import BLOCK_INSTRUCTIONS, CONDITIONS, JOINED_INSTRUCTIONS, TYPES, WARP_INSTRUCTIONS, Translator
 from .memory import AccessError, Bytes, Shared, check_aligned
-from .parser import PtxError
+from .parser import MAP, PtxError
 from .races import WARP, Clocks, Threads
+from .tensor_copies import TensorCopies
 from .tensor_core import ldmatrix_x4, mma_m16n8k16
+from .tensor_map import TensorMap
 from .warpgroup import Products
 
 ENDED = 1 << 30
 LANES = np.arange(WARP, dtype=np.uint32)
+TENSOR_COPY = "cp.async.bulk.tensor"
 # A kernel with one of these has barriers that do not order all warps of a block, or warpgroups.
-ORDERED_BY_CLOCKS = ("bar.arrive", "mbarrier", "wgmma", "setmaxnreg")
+ORDERED_BY_CLOCKS = ("bar.arrive", "mbarrier", "wgmma", "setmaxnreg", TENSOR_COPY)
 
 
 class Segment:
@@ -20,7 +23,8 @@ class Segment:
     of a segment or ENDED.
 
     A segment that begins with an instruction of a warp or of a block `waits_for` all its threads.
-    Those that follow in the segment have the same threads. A segment may also wait for a condition.
+    Those that follow in the segment have the same threads. "joined" threads are those of a warp, until no
+    other thread can run. A segment may also wait for a condition.
     """
 
     def __init__(self, first, end, waits_for, branch):
@@ -49,6 +53,7 @@ class Program:
         self.translator = Translator(kernel, self.symbols)
         self.waits = any(instruction.opcode == "griddepcontrol.wait" for instruction in kernel.instructions)
         self.by_clocks = any(instruction.opcode.startswith(ORDERED_BY_CLOCKS) for instruction in kernel.instructions)
+        self.copies_tensors = any(instruction.opcode.startswith(TENSOR_COPY) for instruction in kernel.instructions)
         self.divide()
 
     def divide(self):
@@ -62,6 +67,8 @@ class Program:
             elif instruction.opcode.startswith((*BLOCK_INSTRUCTIONS, *CONDITIONS)):
                 starts.add(at)
                 synchronized = instruction.opcode.startswith(BLOCK_INSTRUCTIONS)
+            elif instruction.opcode.startswith(JOINED_INSTRUCTIONS) and not synchronized:
+                starts.add(at)
             elif instruction.opcode.startswith(WARP_INSTRUCTIONS) and not synchronized:
                 starts.add(at)
                 synchronized = True
@@ -71,7 +78,8 @@ class Program:
 
     def segment(self, first, end, number):
         opcode, last = self.kernel.instructions[first].opcode, self.kernel.instructions[end - 1]
-        waits_for = "block" if opcode.startswith(BLOCK_INSTRUCTIONS) else "warp" if opcode.startswith(WARP_INSTRUCTIONS) else None
+        kinds = (("block", BLOCK_INSTRUCTIONS), ("warp", WARP_INSTRUCTIONS), ("joined", JOINED_INSTRUCTIONS))
+        waits_for = next((kind for kind, opcodes in kinds if opcode.startswith(opcodes)), None)
         branch = None
         if last.parts[0] in ("bra", "ret"):
             target = ENDED if last.parts[0] == "ret" else number[self.kernel.labels[last.operands[0]]]
@@ -101,18 +109,25 @@ class Launch:
         self.count = self.blocks * threads
         self.threads = Threads(self.count, threads)
         self.lanes = np.arange(self.count)
-        self.parameters = [TYPES[kind](argument) for kind, argument in zip(kernel.parameters, arguments)]
+        self.parameters = [self.parameter(kind, argument) for kind, argument in zip(kernel.parameters, arguments)]
         self.registers = [np.zeros(self.count, TYPES[kind]) for kind in kernel.registers.values()]
-        self.clocks = Clocks(self.threads, threads) if program.by_clocks else None
+        copies = BARRIERS_OF_COPIES if program.copies_tensors else 0
+        self.clocks = Clocks(self.threads, threads, copies) if program.by_clocks else None
         self.shared = Shared(program.static + dynamic, self.threads.block, self.threads, self.clocks)
         self.local = Bytes(program.local * self.count)
         self.special = self.special_registers(grid)
         self.copies, self.groups = [], np.zeros(self.count, np.int64)  # pending copies; committed groups of each thread
         self.waited = np.zeros(self.count, bool)
         self.barriers = Barriers(self) if self.clocks else None
+        self.tensor_copies = TensorCopies(self)
         self.products = Products(self, program.translator.product_registers()) if self.clocks else None
         self.pc, self.uniform, self.at, self.executed = np.zeros(self.count, np.int64), 0, 0, 0
         device.begin(self.threads)
+
+    def parameter(self, kind, argument):
+        if (kind == MAP) != isinstance(argument, TensorMap):
+            raise PtxError(f"{self.program.kernel.name}: the argument {argument} for a parameter of type {kind}")
+        return argument if kind == MAP else TYPES[kind](argument)
 
     def special_registers(self, grid):
         block = self.threads.block.astype(np.uint32)
@@ -138,8 +153,9 @@ class Launch:
                 raise AccessError(f"{self.program.kernel.name}: {error}, at instruction {self.at}: {instruction.text}") from None
         if self.program.waits and not self.waited.all():
             raise PtxError(f"{self.program.kernel.name}: a thread ended without waiting for the previous kernel")
-        if self.products:
+        if self.clocks:
             self.products.check_complete()
+            self.barriers.check_complete()
         return self.executed
 
     def step(self):
@@ -161,7 +177,7 @@ class Launch:
 
     def next_segment(self):
         """Returns the first segment in which threads can run, and a mask of them."""
-        found = self.ready_segment()
+        found = self.ready_segment() or self.ready_segment(joined=False)
         while found is None and self.barriers and self.barriers.complete_copies():
             found = self.ready_segment()
         if found is not None:
@@ -171,7 +187,7 @@ class Launch:
         raise PtxError(f"{self.program.kernel.name}: threads wait for others that never arrive, "
                        f"at instruction {at}: {self.program.kernel.instructions[at].text}")
 
-    def ready_segment(self):
+    def ready_segment(self, joined=True):
         for number in np.unique(self.pc).tolist():
             if number == ENDED:
                 break
@@ -180,8 +196,8 @@ class Launch:
             if segment.condition:
                 self.at = segment.first
                 mask &= segment.condition(self, self.registers, mask)
-            if waits_for:
-                group = WARP if waits_for == "warp" else self.of_block
+            if waits_for and (joined or waits_for != "joined"):
+                group = self.of_block if waits_for == "block" else WARP
                 mask = np.repeat(mask.reshape(-1, group).all(1), group)
             if mask.any():
                 return number, mask
@@ -339,6 +355,8 @@ class Launch:
     def warp_barrier(self, members, mask):
         self.check_members(members, mask)
         self.threads.warp_barriers[self.lanes if mask is None else mask] += 1
+        if self.clocks:
+            self.clocks.join(self.whole_warps(mask))
 
     def any_of_warp(self, predicate, members, mask):
         self.check_members(members, mask)

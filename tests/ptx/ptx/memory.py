@@ -121,11 +121,17 @@ class Device(Bytes):
             raise AccessError("a race: another thread writes the global memory that this one reads")
         return self.load(offsets, dtype, count)
 
+    def read_by_copy(self, addresses, dtype, lane):
+        """Reads numbers for a copy that this thread has issued."""
+        written = self.log.writer[self.offsets(addresses, dtype.itemsize, READABLE)] != 0
+        if written.any():
+            raise AccessError("a copy of a box reads global memory that this kernel has written")
+        return self.read(addresses, dtype, 1, np.full(len(addresses), lane))[0]
+
     def write(self, addresses, dtype, numbers, lanes):
         size = np.dtype(dtype).itemsize * len(numbers)
         offsets = self.offsets(addresses, size, WRITABLE)
         self.store_checked(offsets, dtype, numbers, *self.log.write(places_of(offsets, size, 1), lanes))
-
 
     def count(self, addresses, limits, lanes):
         """Counts up to a limit, and then from 0 again, in the order of the lanes. Returns the numbers before."""
@@ -207,6 +213,24 @@ class Shared(Bytes):
         self.pending[places] = False
         self.log.set_writer(places, lanes, epochs)
         self.store(offsets, np.uint32, words)
+
+    def begin_tensor_copy(self, addresses, lane, column, epoch):
+        """Reserves the words that a copy of a box writes, which is an access of this column of the clocks."""
+        lanes = np.array([lane])
+        offsets = self.offsets(addresses, 4, lanes)
+        places = self.places_to_write(offsets, 4).reshape(1, -1)
+        unordered, invisible = self.log.write_by_copy(places, lanes, column, epoch)
+        if unordered.any():
+            raise AccessError("a race: the copy of a box writes shared memory that another thread uses")
+        if invisible.any():
+            raise AccessError("the copy of a box writes shared memory that was accessed without a fence between them")
+        self.store(offsets, np.uint32, [np.uint32(0xFFFFFFFF)])
+        self.pending[places] = True
+        return offsets
+
+    def end_tensor_copy(self, offsets, words):
+        self.pending[offsets // self.GRANULE] = False
+        self.store(offsets, np.uint32, [words])
 
     def begin_products(self, addresses, warps, first_lanes):
         """Reads 16-bit numbers by tensor cores, [warps, numbers of one], each two of which are a word.

@@ -7,6 +7,8 @@ MARK = re.compile(r"[{};]|(?:(?<=[;{}])|(?m:^))\s*\$?\w+:(?!:)")
 GUARDED = re.compile(r"(?:@(!?)(%?[\w@]+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 VARIABLE = re.compile(r"\.(shared|local)\s+\.align\s+(\d+)\s+\.[a-z](\d+)\s+(\w+)(?:\[(\d*)\])?")
 TABLE = re.compile(r"^\.global \.align (\d+) \.b8 (\w+)\[\d+\] = \{([^}]*)\};", re.M)
+PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(\w+)(?:\[(\d+)\])?")
+MAP = "map"  # the type of a parameter that is a tensor map
 NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
 
 
@@ -39,6 +41,7 @@ class Variable:
 class Kernel:
     name: str
     parameters: list = field(default_factory=list)    # types
+    maps: dict = field(default_factory=dict)          # numbers of the parameters that are tensor maps, by name
     registers: dict = field(default_factory=dict)     # types by name
     variables: dict = field(default_factory=dict)     # those of the kernel and of its module
     instructions: list = field(default_factory=list)
@@ -140,6 +143,15 @@ class Scopes:
         return NAME.sub(unique, text) if len(self.names) > 1 else text
 
 
+def declare_parameters(head, kernel):
+    for number, (align, kind, name, size) in enumerate(PARAMETER.findall(head)):
+        if size and (kind, size, align) != ("b8", "128", "64"):
+            raise PtxError(f"unknown PTX: the parameter {name} of {size} bytes")
+        kernel.parameters.append(MAP if size else kind)
+        if size:
+            kernel.maps[name] = number
+
+
 def declare_registers(statement, scopes):
     _, kind, rest = statement.split(None, 2)
     for name in rest.split(","):
@@ -153,7 +165,8 @@ def declare_registers(statement, scopes):
 
 def parse_kernel(name, text, of_module):
     head, body = text[:text.index(")")], text[text.index("{") + 1:text.rindex("}")]
-    kernel = Kernel(name, re.findall(r"\.param \.(\w+)", head))
+    kernel = Kernel(name)
+    declare_parameters(head, kernel)
     body = re.sub(r"//[^\n]*", "", body)
     kernel.variables = {**of_module, **dict(variables(body))}
     scopes = Scopes(kernel)

@@ -20,38 +20,51 @@ class Clocks:
 
     The accesses of a warp between two releases are an epoch. For each warp, `known` has the last epoch
     of every warp of its block that is ordered before its next access (ORDERED), and the last one whose
-    writes its tensor cores see (VISIBLE). The lanes of a warp count as one.
+    accesses the asynchronous proxy sees, which are tensor cores and copies of boxes (VISIBLE). The lanes
+    of a warp count as one.
+
+    Columns after those of the warps are barriers for which copies of boxes count. The epoch of a copy is the
+    phase that it completes.
     """
     ORDERED, VISIBLE = 0, 1
 
-    def __init__(self, threads, of_block):
-        self.threads, self.of_block = threads, of_block // WARP
-        warps = len(threads.number) // WARP
+    def __init__(self, threads, of_block, copies=0):
+        self.threads, self.of_block, self.copies = threads, of_block // WARP, copies
+        warps, self.columns = len(threads.number) // WARP, self.of_block + copies
         self.epoch = np.ones(warps, np.int32)
-        self.known = np.zeros((2, warps, self.of_block), np.int32)
+        self.joined = np.zeros(warps, np.int32)  # the last epoch that a barrier of the warp has ended
+        self.known = np.zeros((2, warps, self.columns), np.int32)
 
     def none(self):
-        return np.zeros((2, self.of_block), np.int32)
+        return np.zeros((2, self.columns), np.int32)
 
     def release(self, warps):
-        """Ends an epoch of these warps. Returns what their next arrival makes known, [2, warps, of_block]."""
+        """Ends an epoch of these warps. Returns what their next arrival makes known, [2, warps, columns]."""
         self.known[self.ORDERED, warps, warps % self.of_block] = self.epoch[warps]
         self.epoch[warps] += 1
         return self.known[:, warps].copy()
 
     def acquire(self, warps, clock):
-        """Makes a clock [2, of_block] known to warps."""
+        """Makes a clock [2, columns] known to warps."""
         self.known[:, warps] = np.maximum(self.known[:, warps], clock[:, None])
 
     def barrier(self, warps):
         """Orders all warps of blocks."""
-        clocks = self.release(warps).reshape(2, -1, self.of_block, self.of_block).max(2)
+        clocks = self.join(warps).reshape(2, -1, self.of_block, self.columns).max(2)
         self.known[:, warps] = np.repeat(clocks, self.of_block, 1)
 
-    def fence(self, warps):
-        """Makes writes that are ordered before this visible to the tensor cores."""
+    def join(self, warps):
+        """Orders the lanes of warps."""
+        self.joined[warps] = self.epoch[warps]
+        return self.release(warps)
+
+    def fence(self, warps, whole):
+        """Makes accesses that are ordered before this visible to the asynchronous proxy. If not the `whole` warp
+        passes the fence, its own accesses count up to its last barrier."""
+        own = np.where(whole, self.epoch[warps], np.maximum(self.joined[warps], self.known[self.VISIBLE, warps, warps % self.of_block]))
         self.release(warps)
         self.known[self.VISIBLE, warps] = self.known[self.ORDERED, warps]
+        self.known[self.VISIBLE, warps, warps % self.of_block] = own
 
 
 class BlockOrder:
@@ -223,6 +236,21 @@ class ClockLog(AccessLog):
         self.clocks = clocks
         self.write_epoch = np.zeros(places, np.int32)
         self.read_epochs = np.zeros((places, clocks.of_block), np.int32)  # of the last read by each warp
+        # The same without reads by tensor cores; and 1 + the number of the barrier of the copy that wrote a place.
+        with_copies = places if clocks.copies else 0
+        self.read_epochs_of_threads = np.zeros((with_copies, clocks.of_block), np.int32)
+        self.copied = np.zeros(with_copies, np.int32)
+
+    def unordered(self, places, other, block_barriers, warp_barriers, lanes):
+        found = super().unordered(places, other, block_barriers, warp_barriers, lanes)
+        if other is not self.writer or not self.clocks.copies:
+            return found
+        return np.where(self.copied[places] > 0, self.after_copies(places, self.threads.warp[lanes]), found)
+
+    def after_copies(self, places, warps):
+        """True where the copy that wrote a place is not ordered before accesses of warps."""
+        columns = self.clocks.of_block + self.copied[places] - 1
+        return self.write_epoch[places] > self.clocks.known[Clocks.ORDERED, warps[:, None], columns]
 
     def across_warps(self, places, other, of, _since, lanes):
         if other is not self.writer:
@@ -234,11 +262,13 @@ class ClockLog(AccessLog):
         races = super().read(places, lanes)
         warps = self.threads.warp[lanes]
         self.end_reads(places, warps)
+        if self.clocks.copies:
+            self.read_epochs_of_threads[places, (warps % self.clocks.of_block)[:, None]] = self.clocks.epoch[warps][:, None]
         return races
 
     def write(self, places, lanes):
         warps = self.threads.warp[lanes]
-        late = self.read_epochs[places] > self.clocks.known[Clocks.ORDERED, warps][:, None]
+        late = self.read_epochs[places] > self.clocks.known[Clocks.ORDERED, warps, None, :self.clocks.of_block]
         late[np.arange(len(lanes)), :, warps % self.clocks.of_block] = False
         readers, writers = super().write(places, lanes)
         return readers | late.any(2), writers
@@ -246,6 +276,19 @@ class ClockLog(AccessLog):
     def set_writer(self, places, lanes, epochs=None):
         super().set_writer(places, lanes)
         self.write_epoch[places] = (self.clocks.epoch[self.threads.warp[lanes]] if epochs is None else epochs)[:, None]
+        if self.clocks.copies:
+            self.copied[places] = 0
+
+    def write_by_copy(self, places, lanes, column, epoch):
+        """Records that a copy writes. Returns the races, and where earlier accesses by threads are not visible."""
+        visible = self.clocks.known[Clocks.VISIBLE, self.threads.warp[lanes]]
+        writer = self.threads.warp[np.maximum(self.writer[places], 1) - 1] % self.clocks.of_block
+        by_thread = (self.writer[places] > 0) & (self.copied[places] == 0)
+        invisible = by_thread & (self.write_epoch[places] > visible[np.arange(len(lanes))[:, None], writer])
+        invisible |= (self.read_epochs_of_threads[places] > visible[:, None, :self.clocks.of_block]).any(2)
+        readers, writers = self.write(places, lanes)
+        self.copied[places], self.write_epoch[places] = column - self.clocks.of_block + 1, epoch
+        return readers | writers, invisible
 
     def read_by_tensor_cores(self, places, warps):
         """Returns where tensor cores of warps read what is not ordered before, and what they do not see."""
@@ -253,7 +296,11 @@ class ClockLog(AccessLog):
         ordered, visible = self.clocks.known[:, warps[:, None], self.threads.warp[of] % self.clocks.of_block]
         own = self.threads.warp[of] == warps[:, None]
         written = (self.writer[places] > 0) & (self.write_epoch[places] > visible)
-        return written & ~own & (self.write_epoch[places] > ordered), written
+        unordered = written & ~own & (self.write_epoch[places] > ordered)
+        if not self.clocks.copies:
+            return unordered, written
+        copied = self.copied[places] > 0
+        return np.where(copied, self.after_copies(places, warps), unordered), written & ~copied
 
     def end_reads(self, places, warps):
         """Records that warps have read places, [warps, places of one]."""
