@@ -68,14 +68,15 @@ def two_boxes():
 class TensorCopies(unittest.TestCase):
     rows = np.arange(2048, dtype=np.uint16).reshape(32, 64)
 
-    def launch(self, body, given=None, boxes=1, number=0, **fields):
-        """Returns what warp 1 stores, as u16. The tensor is `given`; `fields` are of its map."""
+    def launch(self, body, given=None, boxes=1, number=0, in_place=False, argument=None, **fields):
+        """Returns what warp 1 stores, as u16. The tensor is `given`, or the output if `in_place`. `fields` are of its map."""
         lab = Lab(Machine(Module(HEAD + body + "\n}\n")))
         given = self.rows if given is None else given
         dims, strides = given.shape[::-1], given.strides[-2::-1]
-        fields = {"kind": "bf16", "address": lab.put(given), "dims": dims, "strides": strides, "box": (64, 8), **fields}
         out = lab.allocate(1024 * boxes)
-        lab.launch("kernel", (1, 1, 1), 64, out, TensorMap(**fields), number)
+        address = out if in_place else lab.put(given)
+        fields = {"kind": "bf16", "address": address, "dims": dims, "strides": strides, "box": (64, 8), **fields}
+        lab.launch("kernel", (1, 1, 1), 64, out, argument or TensorMap(**fields), number)
         return lab.get(out, (boxes, 8, 64), np.uint16)
 
     def assert_found(self, problem, body, **fields):
@@ -122,37 +123,61 @@ class TensorCopies(unittest.TestCase):
 
     def test_defects_are_found(self):
         one, two, copy = one_box(2, ("%r21", "%r20")), two_boxes(), COPY.format(2, "%r21, %r20")
-        for problem, body, old, new in (
-            ("pending", one, FULL.format(0), ""),                                    # no wait
-            ("a race", two, FULL.format(1), ""),
-            ("pending", one, EXPECT, "mbarrier.arrive.shared::cta.b64 _, [%r8];"),  # no expected bytes
-            ("a block ends before", one.replace(LOADS, ""), EXPECT, "mbarrier.arrive.shared::cta.b64 _, [%r8];"),
-            ("a phase ended", one.replace(LOADS, EMPTY.format(0)), f"{EXPECT} {copy}", f"{copy} mbarrier.arrive.shared::cta.b64 _, [%r8];"),
-            ("never arrive", one, EXPECT, ""),
-            ("never arrive", one, "1024;", "1040;"),
-            ("1008 bytes more", one, "1024;", "16;"),
-            ("not a multiple of 128", one, "[%r2], [%rd3", "[%r2+64], [%rd3"),
-            ("beyond the 4096 bytes", one, "[%r2], [%rd3", "[%r2+3200], [%rd3"),
-            ("pending", two, EMPTY.format(0), FULL.format(0)),                       # the stage is overwritten
-            ("more arrivals", two, EMPTY.format(0), ""),
-            ("without a fence between", two, "fence.proxy.async.shared::cta; mbarrier.arrive", "mbarrier.arrive"),
-            ("a race", two, "RELEASE", ""),
-            ("initialized without a fence", one, INIT_FENCE, ""),
-            ("before it is initialized", one, "], [%r8];", "], [%r8+16];"),
-            ("not that of a tensor map", one, "[%rd3, ", "[%rd3+64, "),
-            ("not that of a tensor map", one, "prefetch.tensormap [%rd3]", "prefetch.tensormap [%rd1]"),
-            ("1 coordinates, and its tensor 2", one, "2d.shared::cluster", "1d.shared::cluster"),
-            ("reads the bytes", one, "$begun:", "ld.param.u64 %rd9, [kernel_param_1+8]; $begun:"),
+        arrive = "mbarrier.arrive.shared::cta.b64 _, [%r8];"
+        for problem, body in (
+            ("pending", one.replace(FULL.format(0), "")),                                           # no wait
+            ("a race", two.replace(FULL.format(1), "")),
+            ("pending", two.replace(EMPTY.format(0), FULL.format(0))),                              # the stage is overwritten
+            ("a race", two.replace(f"{LOADS} {stores(0)} {RELEASE}", f"{RELEASE} {LOADS} {stores(0)}")),
+            ("more arrivals", two.replace(EMPTY.format(0), "")),
+            ("without a fence between", two.replace(RELEASE, RELEASE[RELEASE.index("mbarrier"):])),
+            ("pending", one.replace(EXPECT, arrive)),                                               # no expected bytes
+            ("never arrive", one.replace(EXPECT, "")),
+            ("never arrive", one.replace("1024;", "1040;")),
+            ("1008 bytes more", one.replace("1024;", "16;")),
+            ("1048592 bytes", one.replace("1024;", "1048592;")),
+            ("a phase ended", one.replace(LOADS, EMPTY.format(0)).replace(f"{EXPECT} {copy}", f"{copy} {arrive}")),
+            ("before a copy of a box is complete", one.replace(LOADS, "").replace(EXPECT, arrive)),
+            ("expects bytes", one.replace(copy, "").replace(f"{FULL.format(0)} {LOADS}", "")),
+            ("not a multiple of 128", one.replace("[%r2], [%rd3", "[%r2+64], [%rd3")),
+            ("beyond the 4096 bytes", one.replace("[%r2], [%rd3", "[%r2+3200], [%rd3")),
+            ("initialized without a fence", one.replace(INIT_FENCE, "")),
+            ("before it is initialized", one.replace("], [%r8];", "], [%r8+16];")),
+            ("not that of a tensor map", one.replace("[%rd3, ", "[%rd3+64, ")),
+            ("not that of a tensor map", one.replace("prefetch.tensormap [%rd3]", "prefetch.tensormap [%rd1]")),
+            ("reads the bytes", one.replace("$begun:", "ld.param.u64 %rd9, [kernel_param_1+8]; $begun:")),
+            ("1 coordinates, and its tensor 2", one_box(1, ("%r21",))),
+            ("before the wait for the previous kernel", one.replace("bra.uni $end;", "griddepcontrol.wait; bra.uni $end;")),
+            ("that this kernel has written", one.replace("prefetch", "st.global.u32 [%rd1], 0; prefetch")),
         ):
-            if old == "RELEASE":  # an arrival before the reads
-                changed = two.replace(LOADS + " " + stores(0) + " " + RELEASE, RELEASE + LOADS + stores(0))
+            self.assertNotIn(body, (one, two))
+            with self.subTest(problem=problem):
+                self.assert_found(problem, body, boxes=2, in_place=problem.startswith("that this kernel"))
+
+    def test_copies_read_allocations_only(self):
+        self.assert_found("is not in an allocation", one_box(2, ("%r21", "%r20")), number=25, dims=(64, 33))
+        self.assert_found("the argument 7 for a parameter of type map", "ret;", argument=7)
+
+    def test_writes_by_threads_need_a_fence(self):
+        """A fence of each thread before the barrier of the block, or of the thread that copies after it."""
+        fence, one = "fence.proxy.async.shared::cta;", one_box(2, ("%r21", "%r20"))
+        write = "$begun: shl.b32 %r5, %r1, 2; add.s32 %r5, %r5, %r2; st.shared.u32 [%r5], %r1;"
+        for before, after in (("", ""), (fence, ""), ("", fence)):
+            body = one.replace("$begun: bar.sync 0;", f"{write} {before} bar.sync 0;").replace(EXPECT, EXPECT + after)
+            if before or after:
+                np.testing.assert_array_equal(self.launch(body)[0], self.rows[:8])
             else:
-                changed = body.replace(old, new)
-            if problem.startswith("1 coord"):
-                changed = changed.replace("{%r21, %r20}", "{%r21}")
-            self.assertNotEqual(changed, body)
-            with self.subTest(problem=problem, old=old):
-                self.assert_found(problem, changed, boxes=2)
+                self.assert_found("without a fence between", body)
+
+    def test_each_barrier_orders_its_copies_only(self):
+        """The tile has a box for each of two barriers. That of the second barrier arrives later."""
+        other = "add.s32 %r10, %r8, 16; mbarrier.init.shared::cta.b64 [%r10], 1;"
+        second = (EXPECT + COPY.format(2, "%r21, %r20")).replace("%r8", "%r10").replace("[%r2]", "[%r2+1024]")
+        body = one_box(2, ("%r21", "%r20")).replace(INIT, INIT + other).replace("bra.uni $end;", second + "bra.uni $end;")
+        body = body.replace("$begun:", "$begun: add.s32 %r10, %r8, 16;")
+        wait = FULL.replace("%r8", "%r10").format(0)
+        np.testing.assert_array_equal(self.launch(body.replace(LOADS, wait + LOADS), number=4)[0], self.rows[4:12])
+        self.assert_found("a race", body.replace(FULL.format(0), wait))
 
     def test_the_driver_refuses_maps(self):
         fields = {"kind": "bf16", "address": 1 << 40, "dims": (64, 32), "strides": (128,), "box": (64, 8), "swizzle": 128}
@@ -163,6 +188,49 @@ class TensorCopies(unittest.TestCase):
                                ("longer than the swizzle", {"swizzle": 64})):
             with self.assertRaisesRegex(PtxError, problem):
                 TensorMap(**{**fields, **wrong})
+
+
+class ProductsOfBoxes(unittest.TestCase):
+    """d = a * a' + b * b' by 128 threads: a and b are boxes of 64 rows, of which 16 columns count. A warp copies
+    one box after the other to the same place."""
+    PRODUCT = """wgmma.fence.sync.aligned; wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {{{0}}}, %rd6, %rd6, 1, 1, 1, 0, 0;
+        wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;""".format(", ".join(f"%f{i}" for i in range(32)))
+    RELEASE = RELEASE.replace("fence.proxy.async.shared::cta; ", "")  # products need no fence
+
+    def multiply(self, change=lambda body: body):
+        """Returns d and the right result."""
+        head = HEAD.replace("[4096]", "[16384]").replace("2048;", "8192;").replace("2056;", "8200;")
+        expect, begin = EXPECT.replace("1024", "8192"), BEGIN.replace("[%r9], 32;", "[%r9], 128;")
+        copies = [expect + COPY.format(2, f"%r21, {row}") for row in ("0", "64")]
+        body = f"""{begin} setp.lt.u32 %p1, %r1, 128; @%p1 bra $consume; setp.ne.u32 %p2, %r1, 128; @%p2 bra $end;
+            {copies[0]} {EMPTY.format(0)} {copies[1]} bra.uni $end;
+            $consume: {"".join(f"mov.f32 %f{i}, 0f00000000;" for i in range(32))} shr.u32 %r5, %r2, 4; cvt.u64.u32 %rd6, %r5;
+            add.s64 %rd6, %rd6, {1 << 62 | 64 << 32}; {FULL.format(0)} {self.PRODUCT} {self.RELEASE} {FULL.format(1)} {self.PRODUCT}
+            mul.wide.u32 %rd7, %r1, 128; add.s64 %rd8, %rd1, %rd7; {"".join(f"st.global.f32 [%rd8+{4 * i}], %f{i};" for i in range(32))} $end: ret;"""
+        rows = np.random.default_rng(1).integers(-4, 5, (128, 64)).astype(np.float16)
+        lab = Lab(Machine(Module(head + change(body) + "\n}\n")))
+        out = lab.out(128, 32)
+        lab.launch("kernel", (1, 1, 1), 160, out, TensorMap("f16", lab.put(rows), (64, 128), (128,), (64, 64), 128), 0)
+        a, b = rows[:, :16].astype(float).reshape(2, 64, 16)
+        thread, i = np.arange(128)[:, None], np.arange(32)[None]
+        places = thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8, i // 4 * 8 + thread % 4 * 2 + i % 2
+        return lab.get(out, (128, 32), np.float32), (a @ a.T + b @ b.T)[places]
+
+    def test_products_read_boxes_without_a_fence(self):
+        np.testing.assert_array_equal(*self.multiply())
+
+    def test_defects_are_found(self):
+        wait = "wgmma.wait_group.sync.aligned 0;"
+        for problem, old, new in (
+            ("pending asynchronous copy", FULL.format(0), ""),
+            ("a product reads .* pending|a race", FULL.format(1), ""),
+            ("pending asynchronous copy", EMPTY.format(0), FULL.format(0)),
+            ("pending products read", f"{wait} {self.RELEASE}", f"{self.RELEASE} {EMPTY.format(0)} {wait}"),
+            ("pending asynchronous copy|a race", f"{self.PRODUCT} {self.RELEASE}", f"{self.RELEASE} {self.PRODUCT}"),
+            ("accessed without a fence", self.RELEASE, f"ld.shared.u32 %r5, [%r2]; {self.RELEASE}"),
+        ):
+            with self.subTest(problem=problem, old=old), self.assertRaisesRegex(PtxError, problem):
+                self.multiply(lambda body: body.replace(old, new))
 
 
 if __name__ == "__main__":
