@@ -84,15 +84,15 @@ class TensorCopies(unittest.TestCase):
             self.launch(body, **fields)
 
     def test_a_box_arrives_with_the_swizzle(self):
-        for span in (0, 32, 64, 128):
-            box = (64, 8) if not span else (span // 2, 512 // (span // 2))
+        """At the begin of the pattern, and at its second row."""
+        for span, bits, first in ((0, 0, 0), (32, 1, 0), (64, 3, 0), (128, 7, 0), (128, 7, 8)):
+            box = (span // 2, 1024 // span) if span else (64, 8)
             given = np.arange(box[0] * 80, dtype=np.uint16).reshape(80, box[0])
-            body = one_box(2, ("%r21", "%r20"))
+            body = one_box(2, ("%r21", "%r20")).replace("[%r2], [%rd3", f"[%r2+{16 * first}], [%rd3")
+            body = body.replace(LOADS, f"add.s32 %r4, %r4, {16 * first};" + LOADS)
             got = self.launch(body, given, number=5, box=box, swizzle=span).reshape(64, 8)
-            wanted = given[5:5 + box[1]].reshape(64, 8)  # chunks of 16 bytes
-            chunk = np.arange(64)
-            bits = {0: 0, 32: 1, 64: 3, 128: 7}[span]
-            np.testing.assert_array_equal(got[chunk ^ chunk >> 3 & bits], wanted)
+            chunk = first + np.arange(64)  # of 16 bytes
+            np.testing.assert_array_equal(got[(chunk ^ chunk >> 3 & bits) - first], given[5:5 + box[1]].reshape(64, 8))
 
     def test_tensors_have_one_to_five_dimensions(self):
         given = np.random.default_rng(1).integers(0, 1 << 16, (3, 4, 5, 6, 512)).astype(np.uint16)
@@ -158,6 +158,13 @@ class TensorCopies(unittest.TestCase):
         self.assert_found("is not in an allocation", one_box(2, ("%r21", "%r20")), number=25, dims=(64, 33))
         self.assert_found("the argument 7 for a parameter of type map", "ret;", argument=7)
 
+    def test_another_thread_may_pass_the_fence_of_a_barrier(self):
+        fence, one = "fence.proxy.async;", one_box(2, ("%r21", "%r20")).replace(INIT_FENCE, "")
+        for thread in (0, 1, 33):
+            branch = f"setp.ne.u32 %p3, %r1, {thread}; @%p3 bra $fenced; {fence} $fenced: "
+            np.testing.assert_array_equal(self.launch(one.replace("bar.sync 0;", f"bar.sync 0; {branch} bar.sync 0;"))[0], self.rows[:8])
+        self.assert_found("initialized without", one.replace("bar.sync 0;", f"{branch} bar.sync 0;"))
+
     def test_writes_by_threads_need_a_fence(self):
         """A fence of each thread before the barrier of the block, or of the thread that copies after it."""
         fence, one = "fence.proxy.async.shared::cta;", one_box(2, ("%r21", "%r20"))
@@ -168,6 +175,21 @@ class TensorCopies(unittest.TestCase):
                 np.testing.assert_array_equal(self.launch(body)[0], self.rows[:8])
             else:
                 self.assert_found("without a fence between", body)
+        self.assert_found("a race", one.replace("$begun: bar.sync 0;", f"$begun: bar.sync 0; {write[7:]} {fence}"))
+
+    def test_a_fence_of_one_thread_counts_after_a_barrier_of_the_warp(self):
+        barrier, write = "bar.warp.sync -1;", "$begun: setp.ge.u32 %p3, %r1, 32; @%p3 bra $fenced; st.shared.u32 [%r4], %r1;"
+        fence = "setp.ne.u32 %p3, %r1, 0; @%p3 bra $fenced; fence.proxy.async.shared::cta; $fenced:"
+        body = one_box(2, ("%r21", "%r20")).replace("$begun:", f"{write} {barrier} {fence}")
+        np.testing.assert_array_equal(self.launch(body)[0], self.rows[:8])
+        self.assert_found("without a fence between", body.replace(barrier, ""))
+
+    def test_threads_may_write_to_a_box(self):
+        barrier = "bar.warp.sync -1;"
+        exchange = f"{barrier} st.shared.u32 [%r4], %r24; {barrier} xor.b32 %r6, %r3, 4; add.s32 %r6, %r6, %r2; ld.shared.u32 %r24, [%r6];"
+        body = one_box(2, ("%r21", "%r20")).replace(LOADS, LOADS + exchange)
+        np.testing.assert_array_equal(self.launch(body)[0, 0], self.rows[0].reshape(16, 2, 2)[:, ::-1].ravel())
+        self.assert_found("a race", body.replace(f"%r24; {barrier}", "%r24;"))
 
     def test_each_barrier_orders_its_copies_only(self):
         """The tile has a box for each of two barriers. That of the second barrier arrives later."""
@@ -199,7 +221,7 @@ class ProductsOfBoxes(unittest.TestCase):
 
     def multiply(self, change=lambda body: body):
         """Returns d and the right result."""
-        head = HEAD.replace("[4096]", "[16384]").replace("2048;", "8192;").replace("2056;", "8200;")
+        head = HEAD.replace("[4096]", "[32768]").replace("2048;", "8192;").replace("2056;", "8200;")
         expect, begin = EXPECT.replace("1024", "8192"), BEGIN.replace("[%r9], 32;", "[%r9], 128;")
         copies = [expect + COPY.format(2, f"%r21, {row}") for row in ("0", "64")]
         body = f"""{begin} setp.lt.u32 %p1, %r1, 128; @%p1 bra $consume; setp.ne.u32 %p2, %r1, 128; @%p2 bra $end;
@@ -218,6 +240,18 @@ class ProductsOfBoxes(unittest.TestCase):
 
     def test_products_read_boxes_without_a_fence(self):
         np.testing.assert_array_equal(*self.multiply())
+
+    def test_products_wait_for_the_barrier_of_their_box(self):
+        """The barrier of another box does not order them, even if its phase ends later."""
+        begin, wait = "add.s32 %r10, %r8, 16;", FULL.replace("%r8", "%r10").format(0)
+        copy = (EXPECT.replace("1024", "8192") + COPY.format(2, "%r21, 0")).replace("%r8", "%r10").replace("[%r2]", "[%r2+16384]")
+
+        def change(body):
+            body = body.replace("[%r9], 128;", "[%r9], 128; mbarrier.init.shared::cta.b64 [%r10], 1;")
+            return begin + body.replace(EMPTY.format(0), copy + EMPTY.format(0)).replace(FULL.format(0), wait)
+
+        with self.assertRaisesRegex(PtxError, "a race: another thread writes"):
+            self.multiply(change)
 
     def test_defects_are_found(self):
         wait = "wgmma.wait_group.sync.aligned 0;"

@@ -206,13 +206,12 @@ class Barriers:
         `of_others` if these are ordered before."""
         if not self.unfenced:
             return
-        lanes = self.lanes(mask)
+        lanes, clocks = self.lanes(mask), self.clocks
         for block, phase in self.unfenced:
             begun_by, epoch = phase.begun_by
-            warps = np.unique(lanes[self.launch.threads.block[lanes] == block] // WARP)
-            known = self.clocks.known[self.clocks.ORDERED, warps, begun_by // WARP % self.clocks.of_block]
-            others = of_others and (known[warps != begun_by // WARP] >= epoch).any()
-            if begun_by in lanes or others:
+            warps, own = np.unique(lanes[self.launch.threads.block[lanes] == block] // WARP), begun_by // WARP
+            known = np.where(warps == own, clocks.joined[own], clocks.known[clocks.ORDERED, warps, own % clocks.of_block])
+            if begun_by in lanes or of_others and (known >= epoch).any():
                 phase.begun_by = None
         self.unfenced = [(block, phase) for block, phase in self.unfenced if phase.begun_by]
 

@@ -48,17 +48,16 @@ class TensorMap:
     def elements(self, coordinates):
         """Returns the addresses of the elements of a box, innermost dimension last, and which of them are in
         the tensor."""
-        rank, inside = len(self.box), np.ones(self.box[::-1], bool)
-        addresses = np.full(self.box[::-1], self.address, np.int64)
+        inside, addresses = np.ones(self.box[::-1], bool), np.full(self.box[::-1], self.address, np.int64)
         for axis, (first, width, dim, stride) in enumerate(zip(coordinates, self.box, self.dims, (self.size, *self.strides))):
             index = (first + np.arange(width, dtype=np.int64)).reshape(-1, *[1] * axis)
             inside &= (index >= 0) & (index < dim)
             addresses += index * stride
-        assert addresses.ndim == rank
         return addresses.ravel(), inside.ravel()
 
     def words(self, target):
-        """Returns the addresses in shared memory of the words of a box."""
+        """Returns the addresses in shared memory of the words of a box. The pattern of a swizzle begins at
+        multiples of its size, also if the box begins elsewhere."""
         found = target + 4 * np.arange(int(np.prod(self.box)) * self.size // 4)
         rows = max(self.swizzle - CHUNK, 0) << 3  # the bits of an address that are a row of the pattern
         return found ^ (found & rows) >> 3
