@@ -20,7 +20,7 @@ class Phase:
         self.ended, self.gathered, self.clock = 0, clock, clock
         self.bytes = 0           # that copies have to bring, less those that they have brought
         self.column = None       # of the clocks, for its copies
-        self.begun_by = None     # the thread that initialized the barrier, if no fence followed, and its epoch
+        self.begun_by = None     # the thread that has initialized the barrier and passed no fence since
 
     def arrive(self, count, clock, expected_bytes=0):
         self.left -= count
@@ -67,7 +67,6 @@ class Barriers:
     def __init__(self, launch):
         self.launch, self.clocks = launch, launch.clocks
         self.named, self.phases, self.later = {}, {}, []  # `later` becomes complete when no thread can run
-        self.unfenced = []  # blocks and barriers in shared memory, without a fence since they were initialized
         self.columns = {}   # by block: barriers for which copies of boxes count
         self.awaited = np.zeros(launch.count, np.int64)  # the phase of a named barrier that a thread waits for
         each = REGISTERS // launch.of_block // 8 * 8
@@ -121,8 +120,7 @@ class Barriers:
         self.launch.shared.write(self.launch.for_all(addresses)[lanes], np.uint64, [words], lanes)
         for key, of in self.by_key(addresses, lanes):
             phase = self.phases[key] = Phase(int(self.launch.for_all(counts)[of[0]]), self.clocks.none())
-            phase.begun_by = int(of[0]), int(self.clocks.epoch[of[0] // WARP])
-            self.unfenced.append((key[0], phase))
+            phase.begun_by = int(of[0])
 
     def phases_of(self, addresses, lanes):
         self.launch.shared.check_barrier(self.launch.for_all(addresses)[lanes], lanes)
@@ -155,7 +153,7 @@ class Barriers:
     def phase_of_copy(self, addresses, lane):
         """Returns the barrier for which a copy of a box by this thread counts."""
         (phase, _), = self.phases_of(addresses, np.array([lane]))
-        if phase.begun_by:
+        if phase.begun_by is not None:
             raise AccessError("a copy of a box uses a barrier that was initialized without a fence between them")
         if phase.column is None:
             block = lane // self.launch.of_block
@@ -199,21 +197,13 @@ class Barriers:
         of_warps = active.reshape(-1, WARP)
         warps = np.flatnonzero(of_warps.any(1))
         self.clocks.fence(warps, of_warps.all(1)[warps])
-        self.fence_initialized(mask, True)
+        self.fence_initialized(mask)
 
-    def fence_initialized(self, mask, of_others=False):
-        """Makes barriers visible to copies of boxes: those that the threads have initialized, or also
-        `of_others` if these are ordered before."""
-        if not self.unfenced:
-            return
-        lanes, clocks = self.lanes(mask), self.clocks
-        for block, phase in self.unfenced:
-            begun_by, epoch = phase.begun_by
-            warps, own = np.unique(lanes[self.launch.threads.block[lanes] == block] // WARP), begun_by // WARP
-            known = np.where(warps == own, clocks.joined[own], clocks.known[clocks.ORDERED, warps, own % clocks.of_block])
-            if begun_by in lanes or of_others and (known >= epoch).any():
+    def fence_initialized(self, mask):
+        """Makes the barriers that these threads have initialized visible to copies of boxes."""
+        for phase in self.phases.values():
+            if phase.begun_by is not None and (mask is None or mask[phase.begun_by]):
                 phase.begun_by = None
-        self.unfenced = [(block, phase) for block, phase in self.unfenced if phase.begun_by]
 
     # ---- registers
 

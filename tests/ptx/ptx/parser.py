@@ -145,7 +145,7 @@ class Scopes:
 
 def declare_parameters(head, kernel):
     for number, (align, kind, name, size) in enumerate(PARAMETER.findall(head)):
-        if size and (kind, size, align) != ("b8", "128", "64"):
+        if size and ((kind, size) != ("b8", "128") or int(align) % 64):
             raise PtxError(f"unknown PTX: the parameter {name} of {size} bytes")
         kernel.parameters.append(MAP if size else kind)
         if size:

@@ -34,6 +34,7 @@ class Clocks:
         self.epoch = np.ones(warps, np.int32)
         self.joined = np.zeros(warps, np.int32)  # the last epoch that a barrier of the warp has ended
         self.known = np.zeros((2, warps, self.columns), np.int32)
+        self.returned = np.zeros(warps, np.int32)  # the last own epoch that another warp has made known to all lanes
 
     def none(self):
         return np.zeros((2, self.columns), np.int32)
@@ -46,6 +47,7 @@ class Clocks:
 
     def acquire(self, warps, clock):
         """Makes a clock [2, columns] known to warps."""
+        self.returned[warps] = np.maximum(self.returned[warps], clock[self.ORDERED, warps % self.of_block])
         self.known[:, warps] = np.maximum(self.known[:, warps], clock[:, None])
 
     def barrier(self, warps):
@@ -245,6 +247,10 @@ class ClockLog(AccessLog):
         found = super().unordered(places, other, block_barriers, warp_barriers, lanes)
         if other is not self.writer or not self.clocks.copies:
             return found
+        # Lanes of one warp are also ordered by a phase that one has arrived at and another has waited for.
+        warps = self.threads.warp[lanes][:, None]
+        of_warp = self.threads.warp[np.maximum(other[places], 1) - 1] == warps
+        found &= ~of_warp | (self.write_epoch[places] > self.clocks.returned[warps])
         return np.where(self.copied[places] > 0, self.after_copies(places, self.threads.warp[lanes]), found)
 
     def after_copies(self, places, warps):
