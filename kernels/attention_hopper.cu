@@ -5,6 +5,9 @@
 // threads and HOPPER_SHARED bytes of dynamic shared memory. The kernels exist only in code for
 // sm_90a.
 //
+// After the common parameters follow a tensor map of the layer's KV cache, [block][K, V and
+// kv_head][token][dim], and the tokens of its boxes. 0: there is no map.
+//
 // One warpgroup copies K and V to shared memory, HOPPER_CHUNK tokens at a time. Two warpgroups
 // compute 64 queries each. A warpgroup's tensor core products and its softmax overlap: the products
 // of a chunk are in progress while the softmax of the next one is computed. Furthermore, the
@@ -48,6 +51,7 @@ template <u32 DIM> struct HopperShared {
             barrier_begin(keys_empty[i], HOPPER_WARPS);
             barrier_begin(values_empty[i], HOPPER_WARPS);
         }
+        fence_barriers();
     }
 };
 
@@ -73,48 +77,73 @@ struct TokenRange {
 
 // ---- copying K and V
 
-// A warp of the warpgroup that copies. It copies HOPPER_CHUNK / 4 tokens of each chunk. The addresses of
-// the tokens' keys are looked up by one lane each.
-template <u32 DIM> struct HopperCopier {
-    static constexpr u32 TOKENS = HOPPER_CHUNK / 4, LANES = DIM / 8; // lanes per token
+// A warp of the warpgroup that copies. It copies 32 tokens of each chunk. Each lane looks up the place of
+// one of them: its block for BOXES, or the address of its keys.
+template <u32 DIM, bool BOXES> struct HopperCopier {
+    static constexpr u32 PANELS = DIM / PANEL, LANES = DIM / 8; // lanes per token
+    typedef u16 Matrix[PANELS][HOPPER_CHUNK][PANEL];
     StoredHead head;
+    const TensorMap &map;
+    u32 box_tokens, kv_head, kv_heads;
     TokenRange range;
     u32 first_row; // of this warp in a chunk
 
     __device__ __forceinline__ void run(HopperShared<DIM> &shared, u32 token) {
         StageCursor keys = {0, 1}, values = {0, 1};
-        const u8 *now = keys_of(token), *next = keys_of(token + HOPPER_CHUNK);
-        copy(shared.keys, shared.keys_full, shared.keys_empty, keys, now, token);
+        u64 now = place_of(token), next = place_of(token + HOPPER_CHUNK);
+        copy(shared.keys, shared.keys_full, shared.keys_empty, keys, false, now, token);
         for (; token < range.end; token += HOPPER_CHUNK) {
-            const u8 *later = keys_of(token + 2 * HOPPER_CHUNK); // looked up now, so that its latency overlaps
-            if (token + HOPPER_CHUNK < range.end) copy(shared.keys, shared.keys_full, shared.keys_empty, keys, next, token + HOPPER_CHUNK);
-            copy(shared.values, shared.values_full, shared.values_empty, values, now + head.values_offset, token);
+            u64 later = place_of(token + 2 * HOPPER_CHUNK); // looked up now, so that its latency overlaps
+            if (token + HOPPER_CHUNK < range.end) copy(shared.keys, shared.keys_full, shared.keys_empty, keys, false, next, token + HOPPER_CHUNK);
+            copy(shared.values, shared.values_full, shared.values_empty, values, true, now, token);
             now = next, next = later;
         }
     }
 
-    // Returns the address of the keys of this lane's token.
-    __device__ __forceinline__ const u8 *keys_of(u32 token) const {
-        u32 at = range.nearest(token + first_row + lane_in_warp() % TOKENS);
-        return head.keys(head.block(at)) + head.slot(at) * DIM * sizeof(u16);
+    // Returns the place of this lane's token.
+    __device__ __forceinline__ u64 place_of(u32 token) const {
+        u32 block = head.block(own_token(token));
+        return BOXES ? block : keys_of(block, token);
+    }
+    __device__ __forceinline__ u64 keys_of(u32 block, u32 token) const {
+        return reinterpret_cast<u64>(head.keys(block)) + head.slot(own_token(token)) * DIM * sizeof(u16);
+    }
+    __device__ __forceinline__ u32 own_token(u32 token) const { return range.nearest(token + first_row + lane_in_warp()); }
+
+    // Copies a chunk of K, or of V. Boxes have no zeros for tokens that no query attends to, so chunks that
+    // contain such tokens are copied token by token.
+    __device__ __forceinline__ void copy(Matrix (&stages)[HOPPER_STAGES], PhaseBarrier (&full)[HOPPER_STAGES],
+                                         PhaseBarrier (&empty)[HOPPER_STAGES], StageCursor &cursor, bool values, u64 place, u32 token) const {
+        barrier_wait(empty[cursor.stage], cursor.parity);
+        Matrix &to = stages[cursor.stage];
+        bool whole = range.contains(token) && range.contains(token + HOPPER_CHUNK - 1);
+        if (BOXES && whole) copy_boxes(to, full[cursor.stage], values, u32(place), token);
+        else copy_tokens(to, full[cursor.stage], (BOXES ? keys_of(u32(place), token) : place) + values * head.values_offset, token);
+        cursor.advance();
     }
 
-    __device__ __forceinline__ void copy(u16 (&stages)[HOPPER_STAGES][DIM / PANEL][HOPPER_CHUNK][PANEL], PhaseBarrier (&full)[HOPPER_STAGES],
-                                         PhaseBarrier (&empty)[HOPPER_STAGES], StageCursor &cursor, const u8 *from, u32 token) const {
+    // The first lanes of a box's tokens copy a panel each.
+    __device__ __forceinline__ void copy_boxes(Matrix &to, PhaseBarrier &full, bool values, u32 block, u32 token) const {
+        u32 panel = lane_in_warp() % box_tokens, row = lane_in_warp() - panel;
+        if (panel >= PANELS) return barrier_arrive(full);
+        barrier_arrive_and_expect(full, box_tokens * PANEL_ROW_BYTES);
+        copy_box(to[panel][first_row + row], map, panel * PANEL, head.slot(token + first_row + row), values * kv_heads + kv_head, block, full);
+    }
+
+    // `from` is the address of this lane's token.
+    __device__ __forceinline__ void copy_tokens(Matrix &to, PhaseBarrier &full, u64 from, u32 token) const {
         constexpr u32 AT_ONCE = WARP / LANES; // tokens
         u32 own = lane_in_warp() / LANES, chunk = lane_in_warp() % LANES;
-        u8 *panel = reinterpret_cast<u8 *>(stages[cursor.stage][chunk / 8]);
-        u32 to = panel_offset(first_row + own, chunk % 8);
+        u8 *panel = reinterpret_cast<u8 *>(to[chunk / 8]);
+        u32 offset = panel_offset(first_row + own, chunk % 8);
         token += first_row + own;
-        barrier_wait(empty[cursor.stage], cursor.parity);
 #pragma unroll 4
-        for (u32 i = 0; i < TOKENS; i += AT_ONCE) {
-            const u8 *of_token = reinterpret_cast<const u8 *>(__shfl_sync(ALL_LANES, reinterpret_cast<unsigned long long>(from), i + own));
+        for (u32 i = 0; i < WARP; i += AT_ONCE) {
+            const u8 *of_token = reinterpret_cast<const u8 *>(__shfl_sync(ALL_LANES, from, i + own));
             // Rows that differ by i have their chunks swizzled differently: own + i has the bits of both.
-            copy_async_16(panel + ((to + i * PANEL_ROW_BYTES) ^ i % 8 * 16), of_token + chunk * 16, range.contains(token + i));
+            copy_async_16(panel + ((offset + i * PANEL_ROW_BYTES) ^ i % 8 * 16), of_token + chunk * 16, range.contains(token + i));
         }
-        barrier_arrive_after_copies(full[cursor.stage]);
-        cursor.advance();
+        barrier_arrive_after_copies(full);
     }
 };
 
@@ -368,7 +397,8 @@ __device__ __forceinline__ void attend_hopper_queries(const Attention &a, const 
 __device__ __forceinline__ u32 hopper_kv_head(u32 kv_heads) { return blockIdx.x % kv_heads; }
 __device__ __forceinline__ AttentionTile hopper_tile(const Attention &a) { return a.tiles[(gridDim.x - 1 - blockIdx.x) / a.kv_heads]; }
 
-template <class T, u32 DIM> __device__ __forceinline__ void attend_hopper(const Attention &a, const AttentionTile &tile) {
+template <class T, u32 DIM>
+__device__ __forceinline__ void attend_hopper(const Attention &a, const AttentionTile &tile, const TensorMap &map, u32 box_tokens) {
     HopperShared<DIM> &shared = HopperShared<DIM>::get();
     u32 count = query_count(tile, a.group(), HOPPER_QUERIES), warpgroup = warpgroup_in_block();
     if (count == 0) return;
@@ -378,8 +408,10 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_hopper(const 
     __syncthreads();
     if (warpgroup == 0) {
         give_registers<40>();
-        HopperCopier<DIM> copier = {stored_head(a, tile, DIM * sizeof(u16)), range, warp_in_block() * (HOPPER_CHUNK / 4)};
-        copier.run(shared, token);
+        StoredHead head = stored_head(a, tile, DIM * sizeof(u16));
+        u32 first_row = warp_in_block() * WARP;
+        if (box_tokens > 0) HopperCopier<DIM, true>{head, map, box_tokens, a.kv_head, a.kv_heads, range, first_row}.run(shared, token);
+        else HopperCopier<DIM, false>{head, map, 0, a.kv_head, a.kv_heads, range, first_row}.run(shared, token);
     } else {
         take_registers<232>();
         if (a.slopes || a.soft_cap > 0.0f) attend_hopper_queries<T, DIM, true>(a, tile, range, token, warpgroup - 1);
@@ -389,10 +421,12 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_hopper(const 
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDACC__)
 #define ATTENTION_ON_HOPPER(name, T, DIM)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1) attention_wgmma_##name##_##DIM(ATTENTION_POINTERS, ATTENTION_SCALARS) { \
+    extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1) attention_wgmma_##name##_##DIM(                              \
+        ATTENTION_POINTERS, ATTENTION_SCALARS, const __grid_constant__ TensorMap map, u32 box_tokens) {                         \
+        if (box_tokens > 0 && threadIdx.x == 0) prefetch_map(map);                                                              \
         wait_for_previous_kernel();                                                                                             \
         Attention attention = ATTENTION_OF(DIM, DIM, hopper_kv_head(kv_heads));                                                 \
-        attend_hopper<T, DIM>(attention, hopper_tile(attention));                                            \
+        attend_hopper<T, DIM>(attention, hopper_tile(attention), map, box_tokens);                                              \
     }
 ATTENTION_ON_HOPPER(bf16, bf16, 64)
 ATTENTION_ON_HOPPER(bf16, bf16, 128)

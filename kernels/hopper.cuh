@@ -1,5 +1,6 @@
 // Instructions of Hopper (sm_90a), each as one function: tensor cores that a warpgroup uses
-// asynchronously, barriers in shared memory, and the division of registers among warpgroups.
+// asynchronously, barriers in shared memory, copies of boxes of a tensor (TMA), and the division of
+// registers among warpgroups.
 //
 // A warpgroup is 4 consecutive warps, the first of which has a number divisible by 4.
 // tests/cuda/shim_hopper.h provides host versions.
@@ -21,6 +22,13 @@ __device__ __forceinline__ u32 panel_offset(u32 row, u32 chunk) { return row * P
 // A barrier whose phase ends after a number of arrivals. Phases alternate between parity 0 and 1.
 typedef u64 PhaseBarrier;
 
+// A tensor of 16-bit numbers with four dimensions in global memory, and the size of the boxes that
+// are copied from it: 64 numbers of some rows, which become a part of a panel. The driver encodes it
+// (tensor_map.rs).
+struct __align__(128) TensorMap {
+    u64 opaque[16];
+};
+
 #ifdef __CUDACC__
 
 __device__ __forceinline__ u32 shared_address(const void *shared) { return static_cast<u32>(__cvta_generic_to_shared(shared)); }
@@ -40,6 +48,9 @@ __device__ __forceinline__ void barrier_begin(PhaseBarrier &barrier, u32 count) 
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(count) : "memory");
 }
 
+// Makes the barriers that this thread has initialized visible to copies of boxes.
+__device__ __forceinline__ void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
 __device__ __forceinline__ void barrier_arrive(PhaseBarrier &barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
@@ -47,6 +58,23 @@ __device__ __forceinline__ void barrier_arrive(PhaseBarrier &barrier) {
 // Arrives when all asynchronous copies that this thread has started are complete.
 __device__ __forceinline__ void barrier_arrive_after_copies(PhaseBarrier &barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+
+// Arrives, and delays the end of the phase until copies of boxes have reported this many bytes more.
+__device__ __forceinline__ void barrier_arrive_and_expect(PhaseBarrier &barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes) : "memory");
+}
+
+// Loads a map that copies need later.
+__device__ __forceinline__ void prefetch_map(const TensorMap &map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+
+// Copies the box at [block, head, row, column] to a panel, from a row on that is a multiple of 8. The
+// bytes are reported to the barrier when they have arrived.
+__device__ __forceinline__ void copy_box(void *to, const TensorMap &from, u32 column, u32 row, u32 head, u32 block, PhaseBarrier &barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+                     shared_address(to)),
+                 "l"(&from), "r"(column), "r"(row), "r"(head), "r"(block), "r"(shared_address(&barrier))
+                 : "memory");
 }
 
 // Waits for the end of the phase with this parity. The phase before the first one has parity 1 and

@@ -201,19 +201,25 @@ pub fn decode(options: &Options) -> Result<()> {
 }
 
 /// Measures operations per second for one sequence: a whole prompt, and the last chunk of a long
-/// prompt.
+/// prompt. The last lines are those of kernels for Hopper that copy boxes of K and V (TMA).
 pub fn prefill(options: &Options) -> Result<()> {
     let whole = [512, 1024, 2048, 4096, 8192, 16_384].map(|tokens| (tokens, tokens));
     let parts = [(16_384, 512), (16_384, 2048)];
-    let all = [&whole[..], &parts].concat();
-    let backend = CudaBackend::new(0, false)?;
+    let mut backend = CudaBackend::new(0, false)?;
+    prefill_on(options, &backend, "", &[&whole[..], &parts].concat())?;
+    backend.copy_boxes(true);
+    prefill_on(options, &backend, ", boxes", &[whole[2], whole[4], whole[5], parts[0]])
+}
+
+/// Measures lengths of sequences with numbers of rows.
+fn prefill_on(options: &Options, backend: &CudaBackend, copies: &str, lengths: &[(usize, usize)]) -> Result<()> {
     for (heads, kv_heads) in HEADS {
-        for &(tokens, rows) in options.sizes(&all, &[(100, 100), (100, 30)]) {
+        for &(tokens, rows) in options.sizes(lengths, &[(100, 100), (150, 30)]) {
             let (layer, sequences) = (attention_shape(heads, kv_heads), Sequences::equal(1, tokens));
             let what = if rows == tokens { format!("{tokens} tokens") } else { format!("{rows} tokens after {}", tokens - rows) };
-            let case = format!("{heads}/{kv_heads} heads, {what}");
+            let case = format!("{heads}/{kv_heads} heads, {what}{copies}");
             let shape = json!({"heads": heads, "kv_heads": kv_heads, "head_dim": HEAD_DIM, "tokens": tokens, "rows": rows});
-            match time(options, &backend, &layer, sequences, rows)? {
+            match time(options, backend, &layer, sequences, rows)? {
                 Some(seconds) => {
                     let (value, limit) = (sequences.flops(rows, &layer) / seconds, options.ceilings.flops);
                     Line { part: PREFILL, case, shape, value, unit: "FLOP/s", limit }.print();

@@ -857,6 +857,28 @@ API CUresult cuLaunchKernelEx(const LaunchConfig *config, void *handle, void **p
     });
 }
 
+// ---- tensor maps
+
+// Encodes a tensor and its boxes, of the kind that kernels copy: four dimensions, numbers of 16 bits, rows of 128 bytes in shared memory
+// that are swizzled, and zeros outside the tensor.
+API CUresult cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *begin, const uint64_t *dims, const uint64_t *strides,
+                                    const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int, int fill) {
+    const int UINT16 = 1, SWIZZLE_128_BYTES = 3;
+    return driver_call(__func__, [&]() -> CUresult {
+        if (type != UINT16 || rank != 4 || interleave != 0 || swizzle != SWIZZLE_128_BYTES || fill != 0) return CUDA_ERROR_NOT_SUPPORTED;
+        if (address_of(map) % 64 || address_of(begin) % 16 || box[0] * sizeof(uint16_t) != 128) return CUDA_ERROR_INVALID_VALUE;
+        shim::Tensor tensor = {static_cast<const char *>(begin), {strides[0], strides[1], strides[2]}, {}, {}};
+        for (unsigned i = 0; i < 4; i++) {
+            if (dims[i] == 0 || dims[i] > UINT32_MAX || box[i] == 0 || box[i] > 256 || steps[i] != 1) return CUDA_ERROR_INVALID_VALUE;
+            if (i < 3 && (strides[i] % 16 || strides[i] >= uint64_t(1) << 40)) return CUDA_ERROR_INVALID_VALUE;
+            tensor.dims[i] = uint32_t(dims[i]), tensor.box[i] = box[i];
+        }
+        if (!is_allocated(address_of(begin), dims[3] * strides[2])) return CUDA_ERROR_INVALID_VALUE;
+        memcpy(map, &tensor, sizeof(tensor));
+        return CUDA_SUCCESS;
+    });
+}
+
 // ---- graphs
 
 API CUresult cuStreamBeginCapture_v2(void *handle, int mode) {
@@ -1049,6 +1071,9 @@ API void shim_inexact(int mma, int wgmma) {
 API uint64_t shim_launches() {
     return locked([] { return driver.launches; });
 }
+
+// Number of boxes that kernels have copied.
+API uint64_t shim_boxes() { return shim::boxes(); }
 
 // Number of calls that allocate device memory or pinned memory.
 API uint64_t shim_allocation_calls() {

@@ -1319,6 +1319,62 @@ fn latents_have_the_same_bits_in_any_batch() {
     }
 }
 
+/// Boxes have the tokens of up to 32 rows of a block, and the chunks of a prompt 128.
+#[test]
+fn prefill_that_copies_boxes_has_the_same_bits() {
+    let plain = AttentionShape::new(2, 1, 64, 0.125);
+    let with = |shape: AttentionShape, dtype, block_size| Attend {
+        chunks: vec![vec![300, 3], vec![1, 140]],
+        block_size,
+        ..Attend::new(shape, dtype)
+    };
+    let wide = AttentionShape { head_dim: 128, ..plain };
+    let cases = [
+        ("boxes of 8 tokens", with(plain, KvDtype::F16, 8)),
+        ("boxes of 16 tokens", with(wide, KvDtype::Bf16, 16)),
+        ("boxes of 32 tokens", with(plain, KvDtype::Bf16, 32)),
+        ("blocks of several boxes", with(wide, KvDtype::F16, 64)),
+        ("blocks of several chunks", with(plain, KvDtype::Bf16, 256)),
+        ("a window", with(AttentionShape { window: Some(200), ..wide }, KvDtype::Bf16, 16)),
+        ("groups of layers", Attend { groups: 3, ..with(plain, KvDtype::F16, 16) }),
+        ("many heads", with(AttentionShape { heads: 6, kv_heads: 3, ..plain }, KvDtype::F16, 16)),
+    ];
+    let mut boxes = cuda::open(false);
+    boxes.copy_boxes(true);
+    for (name, case) in cases {
+        let bits = |backend: &CudaBackend| case.run(backend).concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let (wanted, before) = (bits(cuda::backend()), cuda::shim().boxes());
+        assert!(wanted.iter().all(|&x| f32::from_bits(x).is_finite()), "{name}");
+        assert_eq!(bits(&boxes).iter().zip(&wanted).position(|(a, b)| a != b), None, "{name}");
+        assert!(cuda::shim().boxes() > before || !cuda::shim().pretends(), "{name}");
+    }
+}
+
+#[test]
+fn a_pool_without_a_tensor_map_is_not_created() {
+    if !cuda::shim().pretends() {
+        return;
+    }
+    let mut boxes = cuda::open(false);
+    boxes.copy_boxes(true);
+    let shape = KvShape { blocks: 2, block_size: 16, kv_heads: 1, head_dim: 64, values: Values::Own, dtype: KvDtype::Bf16 };
+    cuda::shim().fail("cuTensorMapEncodeTiled", 1, 1);
+    let error = boxes.kv(shape).err().unwrap().to_string();
+    assert!(error.contains("failed to encode a KV pool as a tensor: CUDA_ERROR_INVALID_VALUE"), "{error}");
+    boxes.kv(shape).unwrap();
+}
+
+/// Kernels for other widths and types copy no boxes.
+#[test]
+fn prefill_by_other_kernels_copies_no_boxes() {
+    let mut boxes = cuda::open(false);
+    boxes.copy_boxes(true);
+    for (head_dim, dtype) in [(80, KvDtype::Bf16), (64, KvDtype::Int8), (128, KvDtype::F32)] {
+        let case = Attend { chunks: vec![vec![140]], ..Attend::new(AttentionShape::new(2, 1, head_dim, 0.125), dtype) };
+        assert_equal_on_backend(&format!("heads of {head_dim}, {dtype:?}"), tensor(dtype), &case, &boxes);
+    }
+}
+
 /// Devices of other compute capabilities than 9.0 have no kernels with wgmma.
 #[test]
 fn prefill_without_wgmma_equals_the_cpu() {

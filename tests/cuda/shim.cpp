@@ -119,10 +119,11 @@ struct Fiber {
     unsigned product_groups;       // committed
 };
 
-// Copies after which their thread arrives at a barrier.
+// Copies after which their thread arrives at a barrier, or a copy of a box, whose bytes are reported to it.
 struct LateArrival {
     std::vector<Copy> copies;
     uint64_t *barrier;
+    unsigned box_bytes = 0;
 };
 
 struct NamedBarrier {
@@ -241,7 +242,7 @@ static void begin_block() {
     }
 }
 
-// Completes the copies of a random thread, and arrives at its barrier. Returns false if none are pending.
+// Completes a box, or the copies of a random thread, and arrives at its barrier. Returns false if none are pending.
 static bool complete_late_arrival();
 
 // Returns whether a warp can continue without a barrier of the whole block.
@@ -262,6 +263,7 @@ static bool run_warps(unsigned warps) {
             if (!run_warp(first)) return false;
         }
         if (!any) any = complete_late_arrival();
+        if (!executor->error.empty()) return false;
     }
     return true;
 }
@@ -411,21 +413,34 @@ void copy_async_wait(unsigned pending) {
 
 struct Phases {
     uint16_t count, pending;
-    uint32_t completed;
+    unsigned parity : 1; // of the phase in progress
+    int bytes : 31;      // that are expected and have not arrived
 };
 static_assert(sizeof(Phases) == sizeof(uint64_t), "a barrier has 8 bytes");
 
+// Counts arrivals and expected bytes, which are negative if bytes have arrived. Ends the phase if nothing is missing.
+static void count(uint64_t *barrier, unsigned arrivals, int bytes) {
+    Phases phases;
+    memcpy(&phases, barrier, sizeof(phases));
+    phases.pending -= arrivals;
+    phases.bytes += bytes;
+    if (phases.pending == 0 && phases.bytes < 0) executor->error = "more bytes arrive at a barrier than it expects";
+    if (phases.pending == 0 && phases.bytes == 0) phases.pending = phases.count, phases.parity ^= 1;
+    memcpy(barrier, &phases, sizeof(phases));
+}
+
 void barrier_begin(uint64_t *barrier, unsigned count) {
     check_shared("barrier_begin", barrier, sizeof(*barrier));
-    Phases phases = {uint16_t(count), uint16_t(count), 0};
+    Phases phases = {uint16_t(count), uint16_t(count), 0, 0};
     memcpy(barrier, &phases, sizeof(phases));
 }
 
 void barrier_arrive(uint64_t *barrier) {
-    Phases phases;
-    memcpy(&phases, barrier, sizeof(phases));
-    if (--phases.pending == 0) phases.pending = phases.count, phases.completed++;
-    memcpy(barrier, &phases, sizeof(phases));
+    count(barrier, 1, 0);
+}
+
+void barrier_arrive_and_expect(uint64_t *barrier, unsigned bytes) {
+    count(barrier, 1, int(bytes));
 }
 
 void barrier_arrive_after_copies(uint64_t *barrier) {
@@ -433,12 +448,38 @@ void barrier_arrive_after_copies(uint64_t *barrier) {
     executor->running->copies.clear();
 }
 
+static std::atomic<uint64_t> copied_boxes;
+
+uint64_t boxes() { return copied_boxes; }
+
+void copy_box(const Tensor &from, const int (&at)[4], const std::function<void *(unsigned piece)> &to, uint64_t *barrier) {
+    const unsigned PIECE = 16, NUMBER = sizeof(uint16_t);
+    unsigned bytes = from.box[0] * from.box[1] * from.box[2] * from.box[3] * NUMBER;
+    std::vector<Copy> copies;
+    for (unsigned piece = 0; piece < bytes / PIECE; piece++) {
+        unsigned rest = piece * PIECE / NUMBER;
+        const char *source = from.begin;
+        for (unsigned i = 0; i < 4; i++) {
+            int64_t index = int64_t(at[i]) + rest % from.box[i];
+            rest /= from.box[i];
+            if (index < 0 || index >= from.dims[i]) source = nullptr; // zeros
+            if (source) source += index * int64_t(i == 0 ? NUMBER : from.strides[i - 1]);
+        }
+        check_shared("copy_box", to(piece), PIECE);
+        memset(to(piece), POISON, PIECE);
+        copies.push_back({to(piece), source, 0, PIECE});
+    }
+    copied_boxes++;
+    executor->late_arrivals.push_back({std::move(copies), barrier, bytes});
+}
+
 static bool complete_late_arrival() {
     auto &all = executor->late_arrivals;
     if (all.empty()) return false;
     std::swap(all[executor->random() % all.size()], all.back());
     std::for_each(all.back().copies.begin(), all.back().copies.end(), complete);
-    barrier_arrive(all.back().barrier);
+    int bytes = int(all.back().box_bytes);
+    count(all.back().barrier, bytes == 0, -bytes);
     all.pop_back();
     return true;
 }
@@ -452,7 +493,7 @@ static bool has_phase_ended(void *data) {
     auto awaited = static_cast<const AwaitedPhase *>(data);
     Phases phases;
     memcpy(&phases, awaited->barrier, sizeof(phases));
-    return phases.completed % 2 != awaited->parity;
+    return phases.parity != awaited->parity;
 }
 
 void barrier_wait(uint64_t *barrier, unsigned parity) {

@@ -21,6 +21,7 @@
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __constant__ static const
+#define __grid_constant__
 // Without an initial value, so that it is in .tbss, which each block initializes with 0xFF.
 #define __shared__ static thread_local
 #define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(shim::dynamic_shared())
@@ -91,6 +92,20 @@ void barrier_begin(uint64_t *barrier, unsigned count);
 void barrier_arrive(uint64_t *barrier);
 void barrier_arrive_after_copies(uint64_t *barrier);
 void barrier_wait(uint64_t *barrier, unsigned parity);
+void barrier_arrive_and_expect(uint64_t *barrier, unsigned bytes);
+
+// A tensor of 16-bit numbers and the size of its boxes, the innermost dimension first, as cuTensorMapEncodeTiled of libcuda.cpp encodes
+// them. Strides are in bytes.
+struct Tensor {
+    const char *begin;
+    uint64_t strides[3];
+    uint32_t dims[4], box[4];
+};
+
+// Copies a box as late as possible, and reports its bytes to the barrier. `to` is the address of each of its pieces of 16 bytes.
+void copy_box(const Tensor &from, const int (&at)[4], const std::function<void *(unsigned piece)> &to, uint64_t *barrier);
+// Returns the number of boxes that were copied so far, by all threads.
+uint64_t boxes();
 void named_barrier(unsigned number, unsigned threads, bool waits);
 
 // A lane's part of a product of a warpgroup. A warp's products are computed when it waits for them.

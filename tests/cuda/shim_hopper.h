@@ -19,11 +19,27 @@ inline const u8 *shared_pointer(u32 address) { return static_cast<u8 *>(dynamic_
 inline u32 shared_address(const void *shared) { return shim::shared_address(shared); }
 
 inline void barrier_begin(PhaseBarrier &barrier, u32 count) { shim::barrier_begin(&barrier, count); }
+inline void fence_barriers() {}
 inline void barrier_arrive(PhaseBarrier &barrier) { shim::barrier_arrive(&barrier); }
 inline void barrier_arrive_after_copies(PhaseBarrier &barrier) { shim::barrier_arrive_after_copies(&barrier); }
 inline void barrier_wait(PhaseBarrier &barrier, u32 parity) { shim::barrier_wait(&barrier, parity); }
+inline void barrier_arrive_and_expect(PhaseBarrier &barrier, u32 bytes) { shim::barrier_arrive_and_expect(&barrier, bytes); }
 inline void named_barrier_wait(u32 number, u32 threads) { shim::named_barrier(number, threads, true); }
 inline void named_barrier_arrive(u32 number, u32 threads) { shim::named_barrier(number, threads, false); }
+
+inline void prefetch_map(const TensorMap &) {}
+inline void copy_box(void *to, const TensorMap &from, u32 column, u32 row, u32 head, u32 block, PhaseBarrier &barrier) {
+    static_assert(sizeof(shim::Tensor) <= sizeof(TensorMap), "the map of a device has 128 bytes");
+    u32 first = shared_address(to);
+    if (first % (8 * PANEL_ROW_BYTES)) shim::fail("copy_box to an address that is not aligned to 1024");
+    auto address_of = [first](unsigned piece) -> void * {
+        u32 address = first + piece * 16;
+        return const_cast<u8 *>(shim::shared_pointer(address ^ (address >> 7 & 7) << 4));
+    };
+    shim::Tensor tensor;
+    memcpy(&tensor, &from, sizeof(tensor));
+    shim::copy_box(tensor, {int(column), int(row), int(head), int(block)}, address_of, &barrier);
+}
 
 // The bytes of a descriptor of devices: address / 16, distance of panels / 16, and distance of eight rows / 16.
 struct MatrixDescriptor {

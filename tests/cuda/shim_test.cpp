@@ -1,6 +1,6 @@
 // Tests of the shim: tests/cuda/build.sh OUT_DIR test
 #include "libcuda.cpp"
-#include "tensor.cuh"
+#include "hopper.cuh"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -307,6 +307,44 @@ static void asynchronous_copies_complete_at_their_wait() {
 // ---- numbers
 
 // Compares with the compiler, for all 16-bit numbers and numbers between them.
+// Copies a box of [2, 4, 8, 64] numbers, of which row `row` is the first, and writes the numbers of the box in their order.
+extern "C" __global__ void copies_a_box(u16 *out /* [8, 64] */, const __grid_constant__ TensorMap map, u32 row, u32 expected, u32 waits) {
+    DYNAMIC_SHARED(u8, memory);
+    u8 *panel = memory + (0u - shared_address(memory)) % 1024;
+    PhaseBarrier &barrier = *reinterpret_cast<PhaseBarrier *>(panel + 1024);
+    if (threadIdx.x == 0) barrier_begin(barrier, blockDim.x);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        barrier_arrive_and_expect(barrier, expected);
+        copy_box(panel, map, 0, row, 3, 1, barrier);
+    } else {
+        barrier_arrive(barrier);
+    }
+    if (waits) barrier_wait(barrier, 0);
+    for (u32 i = threadIdx.x; i < 512; i += blockDim.x) {
+        out[i] = *reinterpret_cast<const u16 *>(panel + panel_offset(i / 64, i % 64 / 8) + i % 8 * 2);
+    }
+}
+
+static void a_box_arrives_in_swizzled_rows() {
+    std::vector<u16> numbers(2 * 4 * 8 * 64), out(512);
+    for (u32 i = 0; i < numbers.size(); i++) numbers[i] = u16(i);
+    shim::Tensor tensor = {reinterpret_cast<const char *>(numbers.data()), {128, 1024, 4096}, {64, 8, 4, 2}, {64, 8, 1, 1}};
+    TensorMap box_map;
+    memcpy(&box_map, &tensor, sizeof(tensor));
+    auto run = [&](int row, u32 expected, u32 waits) { return shim::launch(1, 64, 4096, copies_a_box, out.data(), box_map, u32(row), expected, waits); };
+    for (int row : {0, 3, -2, -8, 8}) {
+        CHECK(run(row, 1024, 1) == "");
+        for (int i = 0; i < 512; i++) {
+            int of = row + i / 64;
+            CHECK(out[i] == (of < 0 || of >= 8 ? 0 : u16(((1 * 4 + 3) * 8 + of) * 64 + i % 64)));
+        }
+    }
+    CHECK(run(0, 1024, 0) == "" && std::count(out.begin(), out.end(), u16(0xffff)) == 512);
+    CHECK(contains(run(0, 512, 1), "more bytes arrive at a barrier than it expects"));
+    CHECK(contains(run(0, 2048, 1), "all threads wait forever at barrier_wait"));
+}
+
 static void f16_is_rounded_to_nearest() {
     for (u32 bits = 0; bits < 0x10000; bits++) {
         _Float16 half;
@@ -656,6 +694,7 @@ int main() {
     RUN(tensor_core_products_equal_plain_loops);
     RUN(ldmatrix_loads_matrices_and_their_transposes);
     RUN(asynchronous_copies_complete_at_their_wait);
+    RUN(a_box_arrives_in_swizzled_rows);
     RUN(f16_is_rounded_to_nearest);
     RUN(bf16_is_rounded_to_nearest);
     RUN(e4m3_is_decoded_by_its_definition_and_rounded_to_nearest);

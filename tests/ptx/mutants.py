@@ -79,8 +79,14 @@ def on_hopper():
     yield Mutant(wgmma, "without wgmma.fence", case, without(r"wgmma\.fence\.sync\.aligned;"))
     yield Mutant(wgmma, "an arrival before the copies", case, without(r"cp\.async\.mbarrier\.arrive\.noinc\.shared::cta\.b64 ", None,
                                                                      "mbarrier.arrive.shared::cta.b64 _, "))
-    for i in (1, 2):
-        yield Mutant(wgmma, f"without the wait for an empty stage, {i}", case, without(PHASE, i, r"setp.eq.u32 done, \1, \1;"))
+    boxes, wide_boxes = f"{case}, boxes", f"{wide}, boxes of 32"
+    for of, waits in ((case, (2, 3)), (boxes, (8, 9))):
+        for i in waits:
+            yield Mutant(wgmma, f"without the wait for an empty stage, {i}", of, without(PHASE, i, r"setp.eq.u32 done, \1, \1;"))
+    yield Mutant(wgmma, "without the fence of barriers", boxes, without(r"fence\.mbarrier_init\.release\.cluster;"))
+    yield Mutant(wgmma, "a barrier that expects no bytes", boxes, without(r"expect_tx(.*), %r\d+;", None, r"expect_tx\1, 0;"))
+    yield Mutant(wgmma, "a box that another barrier waits for", boxes, without(r"(bulk\.tensor.*\[)(%r\d+)(\], \[.*, \[)%r\d+", None, r"\1\2\3\2"))
+    yield Mutant(wide, "a box of another head", wide_boxes, without(r"(bulk\.tensor.*, )(%r\d+)(, %r\d+\}\])", None, r"\g<1>0\3"))
     yield Mutant(wgmma, "too many registers", case, without(r"setmaxnreg\.inc\.sync\.aligned\.u32 232", None, "setmaxnreg.inc.sync.aligned.u32 240"))
 
 

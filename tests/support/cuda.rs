@@ -187,6 +187,12 @@ impl Shim {
         self.call(c"shim_launches", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
     }
 
+    /// Returns the number of boxes of tensors that kernels have copied.
+    pub fn boxes(&self) -> u64 {
+        // SAFETY: as above.
+        self.call(c"shim_boxes", |call: unsafe extern "C" fn() -> u64| unsafe { call() }).unwrap_or(0)
+    }
+
     /// Returns the number of queued work items that have not run.
     pub fn queued(&self) -> u64 {
         // SAFETY: as above.

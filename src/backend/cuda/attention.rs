@@ -1,13 +1,14 @@
 //! Selection and launches of attention kernels.
 
-use super::attention_kernels::{LatentAttention, TensorAttention};
+use super::attention_kernels::{LatentAttention, Prefill, TensorAttention};
 use super::device::Device;
 use super::function::{Shape, launch};
 use super::inputs::{InputRange, Inputs, PREFILL_TILE, Tiles, decode_blocks, decode_tile};
 use super::kernels::dtype_number;
 use super::kv::Kv;
 use super::memory::{Address, Memory};
-use crate::backend::{AttentionShape, Values};
+use super::tensor_map::KvBoxes;
+use crate::backend::{AttentionShape, KvShape, Values};
 use crate::error::{Error, Result};
 use crate::types::options::Dtype;
 
@@ -155,6 +156,12 @@ pub fn stores_rows(device: &Device, inputs: &Inputs, shape: &AttentionShape, kv:
     decodes && partial.is_some() && tensor(device, shape, kv).is_some()
 }
 
+/// Returns true if the kernel for prompts can copy boxes of K and V of this shape.
+pub fn can_copy_boxes(device: &Device, shape: &KvShape) -> bool {
+    let kernels = device.kernels.attention.tensor(shape.dtype, shape.head_dim).filter(|_| shape.values == Values::Own);
+    kernels.is_some_and(|kernels| matches!(kernels.prefill, Prefill::Wgmma { .. }))
+}
+
 impl Args<'_> {
     pub fn run(&self, device: &Device, partial: Option<&PartialResults>) {
         let Some(tiles) = self.inputs.tiles(self.shape.head_groups()) else {
@@ -178,7 +185,13 @@ impl Args<'_> {
     /// Sequences with more than one row, or all sequences.
     fn prefill(&self, device: &Device, kernels: TensorAttention, tiles: InputRange) {
         let (function, shape) = kernels.prefill.select(tiles.count, self.shape.kv_heads as u32);
-        attend!(self, device, function, shape, tiles, [], []);
+        match kernels.prefill {
+            Prefill::MmaSync { .. } => attend!(self, device, function, shape, tiles, [], []),
+            Prefill::Wgmma { .. } => {
+                let KvBoxes { map, tokens } = self.kv.boxes;
+                attend!(self, device, function, shape, tiles, [], [map, tokens]);
+            }
+        }
     }
 
     /// Sequences with one row. Long ones are divided into parts, whose results the last block merges.

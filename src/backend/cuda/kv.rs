@@ -7,12 +7,15 @@
 
 use super::device::Device;
 use super::memory::{Address, Memory};
+use super::tensor_map::KvBoxes;
 use crate::backend::{KvShape, Values};
 use crate::error::{Error, Result};
 use crate::types::batch::Tail;
 
 pub struct Kv {
     pub shape: KvShape,
+    /// The boxes that prefill attention copies.
+    pub boxes: KvBoxes,
     memory: Memory,
 }
 
@@ -36,7 +39,13 @@ impl Kv {
                 shape.head_dim
             )));
         }
-        Ok(Kv { shape, memory: device.memory(block_bytes(&shape) * shape.blocks as u64)? })
+        Ok(Kv { shape, boxes: KvBoxes::NONE, memory: device.memory(block_bytes(&shape) * shape.blocks as u64)? })
+    }
+
+    /// Lets prefill attention copy boxes, if its kernel can.
+    pub fn use_boxes(&mut self) -> Result<()> {
+        self.boxes = KvBoxes::new(self.address(), &self.shape)?;
+        Ok(())
     }
 
     pub fn address(&self) -> Address {

@@ -43,6 +43,7 @@ mod shared_library;
 mod steps;
 mod stored;
 mod tables;
+mod tensor_map;
 mod uploads;
 mod watchdog;
 
@@ -76,6 +77,10 @@ const MIN_BLAS_ROWS: usize = 17;
 /// has about this ratio of speeds.
 const MAX_NORMED_ROWS: usize = 8;
 
+/// Attention to prompts copies K and V token by token, as an H100 has done. No GPU has run copies of
+/// boxes yet: part prefill of `benches/gpu` compares both.
+const COPIES_BOXES: bool = false;
+
 pub struct CudaBackend {
     /// For products of many rows. The error says why own kernels compute them.
     blas: std::result::Result<Blas, String>,
@@ -83,6 +88,8 @@ pub struct CudaBackend {
     max_normed_rows: usize,
     /// True if no operation stores its results as products round them.
     keeps_f32: bool,
+    /// True if attention to prompts copies K and V by the tensor memory accelerator of Hopper.
+    copies_boxes: bool,
     device: Device,
     /// Batch-invariant mode: results do not depend on the batch, so neither product algorithms nor
     /// splits of sequences vary.
@@ -129,6 +136,7 @@ impl CudaBackend {
             min_blas_rows: MIN_BLAS_ROWS,
             max_normed_rows: MAX_NORMED_ROWS,
             keeps_f32: false,
+            copies_boxes: COPIES_BOXES,
             invariant,
             device,
             head_groups: Mutex::default(),
@@ -160,6 +168,12 @@ impl CudaBackend {
     /// Stores all activations in f32. Only tests and benchmarks call it: results have the same bits.
     pub fn keep_f32(&mut self) {
         self.keeps_f32 = true;
+    }
+
+    /// Sets whether attention to prompts copies boxes of the KV pools that are created from now on. Only
+    /// benchmarks and tests call it: results have the same bits.
+    pub fn copy_boxes(&mut self, copies_boxes: bool) {
+        self.copies_boxes = copies_boxes;
     }
 
     /// Describes what computes products of many rows.
