@@ -9,8 +9,9 @@
 //     attention_prefill_<T>_<DIM>  2 * tiles  128               128
 //     attention_decode_<T>_<DIM>   tiles      16, of one row    32 * DECODE_WARPS
 //
-// Prefill needs PREFILL_STAGES * STAGE_BYTES of dynamic shared memory. Decode needs DECODE_STAGES *
-// STAGE_BYTES, and 16 KiB more of static shared memory for DIM 256 in int8 and fp8.
+// Prefill needs PREFILL_STAGES * STAGE_BYTES of dynamic shared memory, or 2 * TOKENS * (3 * DIM + 8)
+// bytes in int8 and fp8. Decode needs DECODE_STAGES * STAGE_BYTES, and 16 KiB more of static shared
+// memory for DIM 256 in int8 and fp8.
 #include "attention_decode.cuh"
 
 #define PREFILL_QUERIES 64 // half a tile
@@ -38,9 +39,9 @@ template <class T, u32 DIM> struct AttentionShared {
 
 // Asynchronous copies of K and V to shared memory. The threads of a warp or of a block copy TOKENS
 // tokens at a time, up to STAGES stages ahead.
-template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream {
+template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES, u32 PITCH = AttentionShared<T, DIM>::PITCH> struct KvStream {
     typedef AttentionShared<T, DIM> Shared;
-    static constexpr u32 CHUNKS = Shared::CHUNKS, PITCH = Shared::PITCH, STAGE = Shared::STAGE_BYTES / sizeof(T);
+    static constexpr u32 CHUNKS = Shared::CHUNKS, STAGE = Shared::STAGE_BYTES / sizeof(T);
     static constexpr u32 IN_CHUNK = 16 / sizeof(T);
     T *stages; // [STAGES], at distances of STAGE; each [(K, V), TOKENS, PITCH], followed by the scales, if any: [(K, V), TOKENS]
     StoredHead head;
@@ -107,15 +108,75 @@ template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES> struct KvStream
     }
 };
 
+// The layout of K and V in 16 bits, as distances in numbers. The 16 dimensions of a group are in two
+// chunks of a row. If they were widened, these have the even and the odd dimensions. Then equal chunks
+// of all rows of K and V lie side by side, so that eight rows are in different banks.
+template <class T, u32 DIM, u32 TOKENS> struct Layout16 {
+    static constexpr bool WIDENED = Factor<T>::SCALED;
+    static constexpr u32 ROW = WIDENED ? 8 : AttentionShared<T, DIM>::PITCH;
+    static constexpr u32 GROUP = WIDENED ? 2 * TOKENS * ROW : 16;
+    static constexpr u32 SECOND = WIDENED ? DIM / 16 * GROUP : 8; // from the first to the second chunk
+};
+
+// The stream of a prefill block, whose warps attend to the same tokens.
+template <class T, u32 DIM, bool WIDENED = Factor<T>::SCALED>
+struct PrefillStream : KvStream<T, DIM, AttentionShared<T, DIM>::TOKENS, PREFILL_WARPS * WARP, PREFILL_STAGES> {};
+
+// In an 8-bit type, the threads of the block widen all bytes once for its warps. While warps multiply
+// the numbers, the next bytes are copied, so one stage of bytes is enough. In shared memory it is
+// followed by the numbers, and these by a copy of the scales.
+template <class T, u32 DIM>
+struct PrefillStream<T, DIM, true> : KvStream<T, DIM, AttentionShared<T, DIM>::TOKENS, PREFILL_WARPS * WARP, 1, DIM> {
+    static constexpr u32 TOKENS = AttentionShared<T, DIM>::TOKENS, ROWS = 2 * TOKENS, GROUPS = DIM / 16;
+    static constexpr u32 OF_THREAD = ROWS * GROUPS / (PREFILL_WARPS * WARP); // groups of 16 bytes
+    typedef Layout16<T, DIM, TOKENS> To;
+
+    __device__ __forceinline__ void begin() { this->copy_next(0); }
+
+    __device__ __forceinline__ const bf16 *next() {
+        copy_async_wait<0>();
+        __syncthreads(); // all threads have copied, and all warps have finished with the last numbers
+        const T *bytes = this->stages;
+        bf16 *numbers = reinterpret_cast<bf16 *>(this->stages + ROWS * (DIM + sizeof(float)));
+        widen_share(numbers, bytes);
+        if (threadIdx.x < ROWS) {
+            reinterpret_cast<float *>(numbers + ROWS * DIM)[threadIdx.x] = reinterpret_cast<const float *>(bytes + ROWS * DIM)[threadIdx.x];
+        }
+        __syncthreads(); // all bytes are widened, and their memory is reused
+        this->copy_next(0);
+        return numbers;
+    }
+
+    // Threads read a row in different orders. Otherwise, some of eight rows would be in the same banks.
+    static __device__ __forceinline__ void widen_share(bf16 *to, const T *from /* [(K, V), TOKENS, DIM] */) {
+        constexpr u32 ORDERS = GROUPS % 2 ? 1 : GROUPS % 4 ? 2 : GROUPS % 8 ? 4 : 8;
+        static_assert(OF_THREAD * PREFILL_WARPS * WARP == ROWS * GROUPS && OF_THREAD % ORDERS == 0, "all threads have as many groups");
+        u32 thread = opaque(threadIdx.x), row = thread % ROWS, first = thread / ROWS * OF_THREAD, order = row / (8 / ORDERS) % ORDERS;
+#pragma unroll
+        for (u32 i = 0; i < OF_THREAD; i++) {
+            u32 group = first + (i ^ order);
+            uint4 bytes = *reinterpret_cast<const uint4 *>(from + row * DIM + group * 16);
+            u32 x[2], y[2], z[2], w[2];
+            widen<T>(x, bytes.x), widen<T>(y, bytes.y), widen<T>(z, bytes.z), widen<T>(w, bytes.w);
+            uint4 *even = reinterpret_cast<uint4 *>(to) + group * ROWS + row;
+            even[0] = make_uint4(x[0], y[0], z[0], w[0]);
+            even[GROUPS * ROWS] = make_uint4(x[1], y[1], z[1], w[1]);
+        }
+    }
+};
+
 // The state of a warp's 16 queries while it iterates over K and V, TOKENS at a time. In the layout
 // of tensor core fragments, a lane holds parts of two queries: lane / 4 and lane / 4 + 8.
 template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
     typedef typename Factor<T>::Type Number;
     static constexpr u32 PITCH = AttentionShared<T, DIM>::PITCH;
+    typedef Layout16<T, DIM, TOKENS> Layout;
     static constexpr bool SCALED = Factor<T>::SCALED;
-    // True if queries are kept in shared memory: converting the bytes of heads this wide leaves no
+    // True if a warp widens bytes in registers: in decode, where warps have different tokens.
+    static constexpr bool WIDENS = SCALED && TOKENS == 16;
+    // True if queries are kept in shared memory: widening the bytes of heads this wide leaves no
     // registers for them.
-    static constexpr bool SHARES = SCALED && DIM == 256 && TOKENS == 16;
+    static constexpr bool SHARES = WIDENS && DIM == 256;
     u32 queries[SHARES ? 1 : DIM / 16][4]; // fragment a of mma
     float sums[DIM / 8][4];   // fragment d of mma
     float max_score[2], weight[2]; // the maximum score times log2(e); this lane's part of the weight
@@ -182,36 +243,38 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         } else return queries[i][which];
     }
 
-    __device__ __forceinline__ void attend(const Attention &a, const T *keys /* [TOKENS, PITCH] */, u32 token) {
+    // Attends to tokens whose K is in shared memory, followed by V and the scales of both, if the type has scales.
+    template <class Stored> __device__ __forceinline__ void attend(const Attention &a, const Stored *keys, u32 token) {
         float scores[TOKENS / 8][4] = {}; // fragment d of mma
-        const float *scales = reinterpret_cast<const float *>(keys + 2 * TOKENS * PITCH); // [(K, V), TOKENS], if the type has scales
-        if constexpr (SCALED) multiply_bytes_of_keys(scores, keys, scales);
+        constexpr u32 VALUES = TOKENS * (WIDENS ? PITCH : Layout::ROW), SCALES = 2 * TOKENS * (WIDENS ? PITCH : DIM);
+        const float *scales = reinterpret_cast<const float *>(keys + SCALES); // [(K, V), TOKENS]
+        if constexpr (WIDENS) multiply_bytes_of_keys(scores, keys);
         else multiply_keys(scores, keys);
+        if constexpr (SCALED) scale_scores(scores, scales);
         if constexpr (Factor<T>::NARROW) restore_scale(scores);
         if (a.slopes || a.soft_cap > 0.0f) adjust(scores, a, token);
         if (token < all_first || token + TOKENS - 1 > all_last) mask_scores(scores, last, a.window, token);
         update_softmax(scores);
-        if constexpr (SCALED) add_bytes_of_values(scores, keys + TOKENS * PITCH, scales + TOKENS);
-        else add_values(scores, keys + TOKENS * PITCH);
+        if constexpr (WIDENS) add_bytes_of_values(scores, keys + VALUES, scales + TOKENS);
+        else add_values(scores, keys + VALUES, scales + TOKENS);
     }
 
-    __device__ __forceinline__ void multiply_keys(float (&scores)[TOKENS / 8][4], const T *keys /* [TOKENS, PITCH] */) {
-        const T *lane_row = keys + (lane_in_warp() % 8 + lane_in_warp() / 16 * 8) * PITCH + lane_in_warp() / 8 % 2 * 8;
+    __device__ __forceinline__ void multiply_keys(float (&scores)[TOKENS / 8][4], const Number *keys) {
+        const Number *lane_row = keys + (lane_in_warp() % 8 + lane_in_warp() / 16 * 8) * Layout::ROW + lane_in_warp() / 8 % 2 * Layout::SECOND;
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; k++) {
 #pragma unroll
             for (u32 n = 0; n < TOKENS / 16; n++) {
                 u32 b[4];
-                ldmatrix_x4(b, lane_row + n * 16 * PITCH + k * 16);
+                ldmatrix_x4(b, lane_row + n * 16 * Layout::ROW + k * Layout::GROUP);
                 u32 low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
-                mma_16816<T>(scores[2 * n], queries[k], low);
-                mma_16816<T>(scores[2 * n + 1], queries[k], high);
+                mma_16816<Number>(scores[2 * n], queries[k], low);
+                mma_16816<Number>(scores[2 * n + 1], queries[k], high);
             }
         }
     }
 
-    __device__ __forceinline__ void multiply_bytes_of_keys(float (&scores)[TOKENS / 8][4], const T *keys /* [TOKENS, PITCH] */,
-                                                           const float *scales /* [TOKENS] */) {
+    __device__ __forceinline__ void multiply_bytes_of_keys(float (&scores)[TOKENS / 8][4], const T *keys /* [TOKENS, PITCH] */) {
         const T *lane_row = keys + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 16;
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; k += 2) { // if DIM / 16 is odd, the upper half of the last load is unused
@@ -228,6 +291,9 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
                 }
             }
         }
+    }
+
+    static __device__ __forceinline__ void scale_scores(float (&scores)[TOKENS / 8][4], const float *scales /* [TOKENS] */) {
 #pragma unroll
         for (u32 n = 0; n < TOKENS / 8; n++) {
             float2 two = *reinterpret_cast<const float2 *>(scales + score_column(n, 0));
@@ -272,38 +338,47 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         }
     }
 
-    __device__ __forceinline__ void add_values(const float (&weights)[TOKENS / 8][4], const T *values /* [TOKENS, PITCH] */) {
-        const T *lane_row = values + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 8;
+    // Returns the weights of 16 tokens from 16 * k on as fragment a of mma. If the type has scales, the
+    // weights are multiplied by those of V.
+    static __device__ __forceinline__ void pack_weights(u32 (&a)[4], const float (&weights)[TOKENS / 8][4], u32 k, const float *scales) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const float *pair = &weights[2 * k + i / 2][i % 2 * 2];
+            float2 two = make_float2(pair[0], pair[1]);
+            if constexpr (SCALED) { // the scale of a token outside the window may be NaN
+                float2 scale = *reinterpret_cast<const float2 *>(scales + score_column(2 * k + i / 2, 0));
+                two = make_float2(two.x == 0.0f ? 0.0f : two.x * scale.x, two.y == 0.0f ? 0.0f : two.y * scale.y);
+            }
+            a[i] = pack2<Number>(two.x, two.y);
+        }
+    }
+
+    __device__ __forceinline__ void add_values(const float (&weights)[TOKENS / 8][4], const Number *values, const float *scales /* [TOKENS] */) {
+        const Number *lane_row = values + lane_in_warp() % 16 * Layout::ROW + lane_in_warp() / 16 * Layout::SECOND;
 #pragma unroll
         for (u32 k = 0; k < TOKENS / 16; k++) {
-            const float(&low)[4] = weights[2 * k], (&high)[4] = weights[2 * k + 1];
-            u32 a[4] = {pack2<T>(low[0], low[1]), pack2<T>(low[2], low[3]), pack2<T>(high[0], high[1]), pack2<T>(high[2], high[3])};
+            u32 a[4];
+            pack_weights(a, weights, k, scales);
 #pragma unroll
             for (u32 n = 0; n < DIM / 16; n++) {
                 u32 b[4];
-                ldmatrix_x4_transposed(b, lane_row + k * 16 * PITCH + n * 16);
+                ldmatrix_x4_transposed(b, lane_row + k * 16 * Layout::ROW + n * Layout::GROUP);
                 u32 left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
-                mma_16816<T>(sums[2 * n], a, left);
-                mma_16816<T>(sums[2 * n + 1], a, right);
+                mma_16816<Number>(sums[2 * n], a, left);
+                mma_16816<Number>(sums[2 * n + 1], a, right);
             }
         }
     }
 
-    // Adds the values of an 8-bit type. The weights are multiplied by the scales. Even matrices of
-    // sums hold the even dimensions of a register, odd matrices the odd dimensions.
+    // Adds the values of an 8-bit type. Even matrices of sums hold the even dimensions of a register,
+    // odd matrices the odd dimensions.
     __device__ __forceinline__ void add_bytes_of_values(const float (&weights)[TOKENS / 8][4], const T *values /* [TOKENS, PITCH] */,
                                                         const float *scales /* [TOKENS] */) {
         const T *lane_row = values + lane_in_warp() % 16 * PITCH + lane_in_warp() / 16 * 16;
 #pragma unroll
         for (u32 k = 0; k < TOKENS / 16; k++) {
             u32 a[4];
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                float2 two = *reinterpret_cast<const float2 *>(scales + score_column(2 * k + i / 2, 0));
-                const float *pair = &weights[2 * k + i / 2][i % 2 * 2];
-                // The scale of a token outside the window may be NaN.
-                a[i] = pack2<Number>(pair[0] == 0.0f ? 0.0f : pair[0] * two.x, pair[1] == 0.0f ? 0.0f : pair[1] * two.y);
-            }
+            pack_weights(a, weights, k, scales);
 #pragma unroll
             for (u32 n = 0; n < DIM / 16; n += 2) {
                 u32 b[4];
@@ -327,18 +402,19 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
         if constexpr (SCALED) return make_float2(sums[n / 2 * 2][2 * half + n % 2], sums[n / 2 * 2 + 1][2 * half + n % 2]);
         return make_float2(sums[n][2 * half], sums[n][2 * half + 1]);
     }
-    static __device__ __forceinline__ u32 first_of_two(u32 n) {
-        if constexpr (SCALED) return n / 2 * 16 + lane_in_warp() % 4 * 4 + n % 2 * 2;
-        return n * 8 + lane_in_warp() % 4 * 2;
+    static __device__ __forceinline__ u32 first_of_two(u32 n, u32 lane) {
+        if constexpr (SCALED) return n / 2 * 16 + lane % 4 * 4 + n % 2 * 2;
+        return n * 8 + lane % 4 * 2;
     }
 
     // Passes a lane's dimensions of a query's sums, times `factor`, to write(dimension, two numbers).
     // Adding 0 normalizes -0, whose sign would depend on tokens outside the window.
     template <class Write> __device__ __forceinline__ void write_sums(u32 half, float factor, Write write) const {
+        u32 lane = SCALED && !WIDENS ? opaque(lane_in_warp()) : lane_in_warp(); // otherwise registers of the main loop spill
 #pragma unroll
         for (u32 n = 0; n < DIM / 8; n++) {
             float2 two = two_sums(n, half);
-            write(first_of_two(n), make_float2(two.x * factor + 0.0f, two.y * factor + 0.0f));
+            write(first_of_two(n, lane), make_float2(two.x * factor + 0.0f, two.y * factor + 0.0f));
         }
     }
 
@@ -379,7 +455,7 @@ template <class T, u32 DIM> __device__ __forceinline__ void attend_prefill(const
     u32 first = query_of(a, tile, tile.first_query).first, end = query_of(a, tile, tile.first_query + count - 1).last + 1;
     u32 token = first / TOKENS * TOKENS;
     StoredHead head = stored_head(a, tile, token_bytes<T>(DIM));
-    KvStream<T, DIM, TOKENS, PREFILL_WARPS * WARP, PREFILL_STAGES> stream = {stages, head, first, end, token, TOKENS, 0};
+    PrefillStream<T, DIM> stream = {{stages, head, first, end, token, TOKENS, 0}};
     stream.begin();
     WarpQueries<T, DIM, TOKENS> queries;
     queries.begin(a, tile, a.sinks, tile.first_query + warp_in_block() * 16, count,

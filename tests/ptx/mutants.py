@@ -91,6 +91,7 @@ def on_hopper():
 
 
 DECODE, PREFILL, LATENT = "attention_decode_bf16_64", "attention_prefill_bf16_128", "attention_latent_bf16_64"
+WIDENING = "attention_prefill_int8_128"
 COUNT = r"atom\.global\.inc\.u32\s+(%r\d+), \[[^]]+\], (%r\d+);"
 
 
@@ -132,6 +133,8 @@ MUTANTS = [
     *barriers("few_rows_bf16_8", "few_rows_bf16_8, 2312 columns", 0),
     *of_decode(),
     *barriers(PREFILL, f"{PREFILL}, four chunks", 0, 1),
+    # The first is before bytes are widened to where warps have read, the second before warps read.
+    *barriers(WIDENING, f"{WIDENING}, four chunks", 0, 1),
     *barriers(LATENT, f"{LATENT}, prompts", 0, 1, 2, 3, 4),
     *barriers("attention_plain_bf16", "attention_plain_bf16, chunk, soft cap", 0, 1),
     *barriers("norm_rows", "norms of 700 numbers", 1, 2, 3),

@@ -98,7 +98,7 @@ impl Prefill {
         if let Some(function) = find(&name("wgmma"))? {
             return Ok(Prefill::Wgmma { function, shared: wgmma_shared(head_dim) });
         }
-        Ok(Prefill::MmaSync { function: find_required(find, &name("prefill"))?, shared: 2 * stage_bytes(dtype, head_dim) })
+        Ok(Prefill::MmaSync { function: find_required(find, &name("prefill"))?, shared: mma_shared(dtype, head_dim) })
     }
 
     /// Returns the kernel and its launch configuration for some tiles.
@@ -149,6 +149,16 @@ fn stage_bytes(dtype: KvDtype, head_dim: usize) -> u32 {
     // Rows have an odd number of 16-byte chunks.
     let token = ((head_dim * dtype.bytes() / 16) | 1) * 16 + dtype.scale_bytes();
     2 * tokens_at_once(head_dim) * token as u32
+}
+
+/// Returns the bytes of shared memory of a prefill kernel of `kernels/attention.cu`: two stages. In 8-bit
+/// types, there is one stage, with K and V in bf16 beside it.
+fn mma_shared(dtype: KvDtype, head_dim: usize) -> u32 {
+    if dtype.scale_bytes() == 0 {
+        return 2 * stage_bytes(dtype, head_dim);
+    }
+    let (token, token_in_bf16) = (head_dim + dtype.scale_bytes(), 2 * head_dim + dtype.scale_bytes());
+    2 * tokens_at_once(head_dim) * (token + token_in_bf16) as u32
 }
 
 /// The tensor core kernel for latents of a KV type.

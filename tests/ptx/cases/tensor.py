@@ -9,7 +9,7 @@ from ptx.numbers import F32
 
 from .attention import (DECODE_QUERIES, TABLE_GROUP, TABLE_GROUPS, Shape, arguments, decode_tiles, prefill_tiles, reference, sequences,
                         token_bytes, without_rows)
-from .cache import HALVES, NEIGHBOURS, STORING_WARPS
+from .cache import HALVES, NEIGHBOURS, SCALED, STORING_WARPS
 
 KINDS = ("bf16", "f16", "int8", "fp8")
 DIMS = (64, 80, 96, 112, 128, 256)
@@ -29,6 +29,11 @@ def stage_bytes(shape):
     return 2 * tokens_at_once(shape.dim) * token_bytes(shape.kind, shape.dim)
 
 
+def prefill_shared(shape):
+    """Bytes of shared memory: two stages; in 8-bit types one stage, and its tokens in bf16, both with scales."""
+    return 2 * tokens_at_once(shape.dim) * (3 * shape.dim + 8) if shape.kind in SCALED else 2 * stage_bytes(shape)
+
+
 def rounded_in(what, case):
     """Returns the types, other than f32, in which a case writes results. One case of each kernel does."""
     return [DTYPE_F16, DTYPE_BF16] if what == case else []
@@ -41,7 +46,7 @@ def prefill(shape, dtypes, lab):
 
     def launch(out, dtype):
         lab.launch(f"attention_prefill_{shape.kind}_{shape.dim}", grid, PREFILL_THREADS, *arguments(shape, step, out, dtype, tiles),
-                   shared=2 * stage_bytes(shape))
+                   shared=prefill_shared(shape))
 
     lab.results(wanted, limit(shape), launch, dtypes)
 
