@@ -71,6 +71,10 @@ const ARCHS: &str = "PAGEDLLM_CUDA_ARCHS";
 /// other versions of nvcc may spill where the version of CI does not.
 const DENY_SPILLS: &str = "PAGEDLLM_DENY_SPILLS";
 
+/// Environment variable with a folder that keeps PTX for other builds and for tests/ptx. Compiling the
+/// kernels to PTX takes more than a minute.
+const PTX_CACHE: &str = "PAGEDLLM_PTX_CACHE";
+
 const BLACKWELL: [&str; 2] = ["100", "120"];
 
 /// Bytes that a thread may spill on Blackwell. Seven kernels spill 8 to 36 bytes there with ptxas 12.9.
@@ -125,9 +129,7 @@ impl Toolkit {
     fn compile(&self, family: &Family) -> Vec<String> {
         let Family { compute, ptx_version, .. } = family;
         let ptx = self.out.join(format!("compute_{compute}.ptx"));
-        let target = format!("-arch=compute_{compute}");
-        run(Command::new(&self.nvcc).args(["-ptx", "-std=c++17", "-O3", &target, "kernels/all.cu", "-o"]).arg(&ptx));
-        let text = std::fs::read_to_string(&ptx).expect("nvcc writes PTX");
+        let text = self.compile_to_ptx(compute);
         let declares = |line: &str| if line.starts_with(".version ") { format!(".version {ptx_version}\n") } else { format!("{line}\n") };
         std::fs::write(&ptx, text.lines().map(declares).collect::<String>()).expect("OUT_DIR can be written");
         let assembled = thread::scope(|scope| {
@@ -139,6 +141,40 @@ impl Toolkit {
             images.push(self.image(&ptx, "Ptx", compute));
         }
         images
+    }
+
+    /// Compiles the kernels to PTX, unless the cache has it.
+    fn compile_to_ptx(&self, compute: &str) -> String {
+        let file = |folder| Path::new(&folder).join(format!("compute_{compute}-all.cu-{:016x}.ptx", self.digest()));
+        let cached = env::var_os(PTX_CACHE).map(file);
+        if let Some(text) = cached.as_ref().and_then(|path| std::fs::read_to_string(path).ok()) {
+            return text;
+        }
+        let path = self.out.join(format!("nvcc_{compute}.ptx"));
+        let target = format!("-arch=compute_{compute}");
+        run(Command::new(&self.nvcc).args(["-ptx", "-std=c++17", "-O3", &target, "kernels/all.cu", "-o"]).arg(&path));
+        if let Some(cached) = cached {
+            // Another build may read the cache at the same time.
+            let unfinished = cached.with_extension(std::process::id().to_string());
+            std::fs::create_dir_all(cached.parent().expect("a file has a folder")).expect("the cache can be written");
+            std::fs::copy(&path, &unfinished).expect("the cache can be written");
+            std::fs::rename(&unfinished, &cached).expect("the cache can be written");
+        }
+        std::fs::read_to_string(&path).expect("nvcc writes PTX")
+    }
+
+    /// Returns the FNV-1a hash of the compiler's version and of the kernels. tests/ptx/run.py has the same.
+    fn digest(&self) -> u64 {
+        let version = Command::new(&self.nvcc).arg("--version").output().map(|output| output.stdout);
+        let mut bytes = version.unwrap_or_default();
+        let folder = std::fs::read_dir("kernels").expect("the kernels are here");
+        let mut files: Vec<_> = folder.map(|file| file.expect("as above").path()).collect();
+        files.sort();
+        for file in files {
+            bytes.extend(file.file_name().expect("it has a name").as_encoded_bytes());
+            bytes.extend(std::fs::read(&file).expect("a kernel can be read"));
+        }
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
     /// Returns the architectures of a family that get machine code.

@@ -5,7 +5,6 @@ Compiles the kernels to PTX and executes them without a device. `quick` is the s
 `make test-kernels`, and `all` has all cases. TEXT selects the cases and mutants with this text in their
 names; then no kernel has to be covered.
 """
-import hashlib
 import importlib.util
 import os
 import pathlib
@@ -30,13 +29,21 @@ def nvcc():
     return next((str(place) for place in places if place and os.path.isfile(place)), None)
 
 
-def compiled(architecture, source="all.cu"):
-    """Returns the PTX of kernels. It is compiled if no earlier run did."""
-    compiler = nvcc()
-    digest = hashlib.sha256(subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout)
+def digest(compiler):
+    """Returns the FNV-1a hash of the compiler's version and of the kernels, as build.rs does."""
+    data = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
     for file in sorted((ROOT / "kernels").iterdir()):
-        digest.update(file.name.encode() + file.read_bytes())
-    path = CACHE / f"{architecture}-{source}-{digest.hexdigest()[:16]}.ptx"
+        data += file.name.encode() + file.read_bytes()
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return f"{value:016x}"
+
+
+def compiled(architecture, source="all.cu"):
+    """Returns the PTX of kernels. It is compiled if no earlier run and no build with this cache did."""
+    compiler = nvcc()
+    path = CACHE / f"{architecture}-{source}-{digest(compiler)}.ptx"
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
