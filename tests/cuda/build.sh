@@ -11,7 +11,7 @@ exec 9> .lock
 flock 9 # several tests may build at the same time
 
 # Kernels access numbers through other types, which nvcc allows. Misaligned accesses trap, as on a device.
-FLAGS=(-std=c++17 -O2 -g -fPIC -fvisibility=hidden -ffp-contract=off -Wall -Wextra -pthread -I"$here" -I"$kernels" -I.)
+FLAGS=(-std=c++17 -O2 -g1 -fPIC -fvisibility=hidden -ffp-contract=off -Wall -Wextra -pthread -I"$here" -I"$kernels" -I.)
 KERNEL_FLAGS=(-fno-strict-aliasing -fsanitize=alignment,bounds -fsanitize-undefined-trap-on-error -Wno-unknown-pragmas)
 
 is_new() {
