@@ -71,13 +71,16 @@ const ARCHS: &str = "PAGEDLLM_CUDA_ARCHS";
 /// other versions of nvcc may spill where the version of CI does not.
 const DENY_SPILLS: &str = "PAGEDLLM_DENY_SPILLS";
 
+/// Options that make PTX. tests/ptx/run.py has the same.
+const PTX_OPTIONS: [&str; 3] = ["-ptx", "-std=c++17", "-O3"];
+
 /// Environment variable with a folder that keeps PTX for other builds and for tests/ptx. Compiling the
 /// kernels to PTX takes more than a minute.
 const PTX_CACHE: &str = "PAGEDLLM_PTX_CACHE";
 
 const BLACKWELL: [&str; 2] = ["100", "120"];
 
-/// Bytes that a thread may spill on Blackwell. Nine kernels spill 8 to 36 bytes there with ptxas 12.9.
+/// Bytes that a thread may spill on Blackwell. Nine kernels spill 4 to 36 bytes there with ptxas 12.9.
 /// With more registers for each thread, a multiprocessor would have one block less, which costs more.
 const MAX_SPILL_ON_BLACKWELL: u32 = 48;
 
@@ -152,7 +155,7 @@ impl Toolkit {
         }
         let path = self.out.join(format!("nvcc_{compute}.ptx"));
         let target = format!("-arch=compute_{compute}");
-        run(Command::new(&self.nvcc).args(["-ptx", "-std=c++17", "-O3", &target, "kernels/all.cu", "-o"]).arg(&path));
+        run(Command::new(&self.nvcc).args(PTX_OPTIONS).args([&target, "kernels/all.cu", "-o"]).arg(&path));
         if let Some(cached) = cached {
             // Another build may read the cache at the same time.
             let unfinished = cached.with_extension(std::process::id().to_string());
@@ -163,10 +166,15 @@ impl Toolkit {
         std::fs::read_to_string(&path).expect("nvcc writes PTX")
     }
 
-    /// Returns the FNV-1a hash of the compiler's version and of the kernels. tests/ptx/run.py has the same.
+    /// Returns the FNV-1a hash of the compiler's version and options and of the kernels. tests/ptx/run.py has
+    /// the same.
     fn digest(&self) -> u64 {
         let version = Command::new(&self.nvcc).arg("--version").output().map(|output| output.stdout);
         let mut bytes = version.unwrap_or_default();
+        PTX_OPTIONS.iter().for_each(|option| bytes.extend(option.bytes()));
+        for flags in ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"].map(env::var_os).into_iter().flatten() {
+            bytes.extend(flags.as_encoded_bytes());
+        }
         let folder = std::fs::read_dir("kernels").expect("the kernels are here");
         let mut files: Vec<_> = folder.map(|file| file.expect("as above").path()).collect();
         files.sort();

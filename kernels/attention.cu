@@ -109,7 +109,7 @@ template <class T, u32 DIM, u32 TOKENS, u32 THREADS, u32 STAGES, u32 PITCH = Att
 };
 
 // The layout of K and V in 16 bits, as distances in numbers. The 16 dimensions of a group are in two
-// chunks of a row. If they were widened, these have the even and the odd dimensions. Then equal chunks
+// chunks of a row. The two chunks of a widened row have the even and the odd dimensions, and equal chunks
 // of all rows of K and V lie side by side, so that eight rows are in different banks.
 template <class T, u32 DIM, u32 TOKENS> struct Layout16 {
     static constexpr bool WIDENED = Factor<T>::SCALED;
@@ -151,7 +151,8 @@ struct PrefillStream<T, DIM, true> : KvStream<T, DIM, AttentionShared<T, DIM>::T
     static __device__ __forceinline__ void widen_share(bf16 *to, const T *from /* [(K, V), TOKENS, DIM] */) {
         constexpr u32 ORDERS = GROUPS % 2 ? 1 : GROUPS % 4 ? 2 : GROUPS % 8 ? 4 : 8;
         static_assert(OF_THREAD * PREFILL_WARPS * WARP == ROWS * GROUPS && OF_THREAD % ORDERS == 0, "all threads have as many groups");
-        u32 thread = opaque(threadIdx.x), row = thread % ROWS, first = thread / ROWS * OF_THREAD, order = row / (8 / ORDERS) % ORDERS;
+        u32 thread = opaque(threadIdx.x); // otherwise addresses take registers of the main loop
+        u32 row = thread % ROWS, first = thread / ROWS * OF_THREAD, order = row / (8 / ORDERS) % ORDERS;
 #pragma unroll
         for (u32 i = 0; i < OF_THREAD; i++) {
             u32 group = first + (i ^ order);
@@ -247,7 +248,7 @@ template <class T, u32 DIM, u32 TOKENS> struct WarpQueries {
     template <class Stored> __device__ __forceinline__ void attend(const Attention &a, const Stored *keys, u32 token) {
         float scores[TOKENS / 8][4] = {}; // fragment d of mma
         constexpr u32 VALUES = TOKENS * (WIDENS ? PITCH : Layout::ROW), SCALES = 2 * TOKENS * (WIDENS ? PITCH : DIM);
-        const float *scales = reinterpret_cast<const float *>(keys + SCALES); // [(K, V), TOKENS]
+        const float *scales = SCALED ? reinterpret_cast<const float *>(keys + SCALES) : nullptr; // [(K, V), TOKENS]
         if constexpr (WIDENS) multiply_bytes_of_keys(scores, keys);
         else multiply_keys(scores, keys);
         if constexpr (SCALED) scale_scores(scores, scales);

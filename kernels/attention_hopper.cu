@@ -6,7 +6,7 @@
 // sm_90a.
 //
 // After the common parameters follow a tensor map of the layer's KV cache, [block][K, V and
-// kv_head][token][dim], and the tokens of its boxes. 0: there is no map.
+// kv_head][token][dim], and the tokens of its boxes. If they are 0, the kernel does not read the map.
 //
 // One warpgroup copies K and V to shared memory, HOPPER_CHUNK tokens at a time. Two warpgroups
 // compute 64 queries each. A warpgroup's tensor core products and its softmax overlap: the products

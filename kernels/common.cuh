@@ -2,14 +2,15 @@
 // emulation.
 //
 // Every kernel is `extern "C" __global__ void name(...)` with plain pointers and scalars of 32 or
-// 64 bits. The shape of a buffer is stated beside its pointer. Activations are f32, or, if only
-// products read them, in the type that these multiply; matrices, K and V have their storage types. A row's result depends on that row only, and sums have one fixed
-// order: no kernel uses floating-point atomics.
+// 64 bits, and for Hopper a TensorMap. The shape of a buffer is stated beside its pointer. Activations
+// are f32, or, if only products read them, in the type that these multiply; matrices, K and V have their
+// storage types. A row's result depends on that row only, and sums have one fixed order: no kernel uses
+// floating-point atomics.
 //
 // The same files compile for the host with tests/cuda/shim.h, which emulates threads with fibers.
 // Therefore kernels use only these features of CUDA: threadIdx, blockIdx, blockDim, gridDim (x, y,
 // z), __syncthreads, __syncthreads_count, __syncwarp, __shfl_sync, __shfl_xor_sync, __ballot_sync,
-// __any_sync, static `__shared__` arrays, DYNAMIC_SHARED, atomicAdd on integers in shared memory,
+// __any_sync, static `__shared__` arrays, `__grid_constant__`, DYNAMIC_SHARED, atomicAdd on integers in shared memory,
 // is_last_block, plain math functions, and the functions of tensor.cuh and hopper.cuh. All threads
 // of a block, or all lanes of a warp, execute each synchronizing call, except for the barriers of
 // hopper.cuh. No thread returns before all threads of its block have passed the last one.

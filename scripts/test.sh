@@ -7,7 +7,7 @@ mkdir -p build
 log=build/test.log
 # Machine code for one architecture: that for all takes minutes (`make lib`).
 export CARGO_INCREMENTAL=0 PAGEDLLM_CUDA_ARCHS=80
-# The kernels are compiled to PTX once: for two profiles and for tests/ptx.
+# Builds of two profiles and tests/ptx share the PTX of the kernels.
 export PAGEDLLM_PTX_CACHE=$PWD/target/ptx
 make --no-print-directory --keep-going --jobs=2 --output-sync=target stages 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}

@@ -207,11 +207,16 @@ pub fn prefill(options: &Options) -> Result<()> {
     let parts = [(16_384, 512), (16_384, 2048)];
     let mut backend = CudaBackend::new(0, false)?;
     prefill_on(options, &backend, "", &[&whole[..], &parts].concat())?;
+    let pool = KvShape { blocks: 1, block_size: BLOCK_SIZE, kv_heads: 1, head_dim: HEAD_DIM, values: Values::Own, dtype: KvDtype::Bf16 };
+    if !backend.can_copy_boxes(&pool) {
+        skipped(PREFILL, "boxes", "the device has no kernel that copies boxes");
+        return Ok(());
+    }
     backend.copy_boxes(true);
     prefill_on(options, &backend, ", boxes", &[whole[2], whole[4], whole[5], parts[0]])
 }
 
-/// Measures lengths of sequences with numbers of rows.
+/// Measures each pair of a sequence length and a number of last rows.
 fn prefill_on(options: &Options, backend: &CudaBackend, copies: &str, lengths: &[(usize, usize)]) -> Result<()> {
     for (heads, kv_heads) in HEADS {
         for &(tokens, rows) in options.sizes(lengths, &[(100, 100), (150, 30)]) {

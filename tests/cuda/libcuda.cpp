@@ -864,7 +864,7 @@ API CUresult cuLaunchKernelEx(const LaunchConfig *config, void *handle, void **p
 API CUresult cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *begin, const uint64_t *dims, const uint64_t *strides,
                                     const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int, int fill) {
     const int UINT16 = 1, SWIZZLE_128_BYTES = 3;
-    return driver_call(__func__, [&]() -> CUresult {
+    return context_call(__func__, [&](Context &) -> CUresult {
         if (type != UINT16 || rank != 4 || interleave != 0 || swizzle != SWIZZLE_128_BYTES || fill != 0) return CUDA_ERROR_NOT_SUPPORTED;
         if (address_of(map) % 64 || address_of(begin) % 16 || box[0] * sizeof(uint16_t) != 128) return CUDA_ERROR_INVALID_VALUE;
         shim::Tensor tensor = {static_cast<const char *>(begin), {strides[0], strides[1], strides[2]}, {}, {}};

@@ -272,7 +272,7 @@ fn long_products_of_few_rows_equal_those_of_the_cpu() {
     }
 }
 
-/// The compute capability affects all threads, so these tests run one at a time.
+/// The compute capability and planned failures affect all threads, so these tests run one at a time.
 fn capability() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -1339,6 +1339,7 @@ fn prefill_that_copies_boxes_has_the_same_bits() {
         ("groups of layers", Attend { groups: 3, ..with(plain, KvDtype::F16, 16) }),
         ("many heads", with(AttentionShape { heads: 6, kv_heads: 3, ..plain }, KvDtype::F16, 16)),
     ];
+    let _one = capability();
     let mut boxes = cuda::open(false);
     boxes.copy_boxes(true);
     for (name, case) in cases {
@@ -1350,32 +1351,28 @@ fn prefill_that_copies_boxes_has_the_same_bits() {
     }
 }
 
+/// Kernels for other widths and types copy no boxes. If a pool has no tensor map that its kernel needs, it is
+/// not created.
 #[test]
-fn a_pool_without_a_tensor_map_is_not_created() {
+fn only_pools_whose_kernel_copies_boxes_have_tensor_maps() {
     if !cuda::shim().pretends() {
         return;
     }
-    let mut boxes = cuda::open(false);
-    boxes.copy_boxes(true);
-    let shape = KvShape { blocks: 2, block_size: 16, kv_heads: 1, head_dim: 64, values: Values::Own, dtype: KvDtype::Bf16 };
+    let _one = capability();
+    let mut backend = cuda::open(false);
+    backend.copy_boxes(true);
+    let kv = |head_dim, dtype| backend.kv(KvShape { blocks: 2, block_size: 16, kv_heads: 1, head_dim, values: Values::Own, dtype });
     cuda::shim().fail("cuTensorMapEncodeTiled", 1, 1);
-    let error = boxes.kv(shape).err().unwrap().to_string();
-    assert!(error.contains("failed to encode a KV pool as a tensor: CUDA_ERROR_INVALID_VALUE"), "{error}");
-    boxes.kv(shape).unwrap();
-}
-
-/// Kernels for other widths and types copy no boxes.
-#[test]
-fn prefill_by_other_kernels_copies_no_boxes() {
-    let mut boxes = cuda::open(false);
-    boxes.copy_boxes(true);
     for (head_dim, dtype) in [(80, KvDtype::Bf16), (64, KvDtype::Int8), (128, KvDtype::F32)] {
-        let case = Attend { chunks: vec![vec![140]], ..Attend::new(AttentionShape::new(2, 1, head_dim, 0.125), dtype) };
-        assert_equal_on_backend(&format!("heads of {head_dim}, {dtype:?}"), tensor(dtype), &case, &boxes);
+        kv(head_dim, dtype).unwrap();
     }
+    let error = kv(64, KvDtype::Bf16).err().unwrap().to_string();
+    assert!(error.contains("failed to encode a KV pool as a tensor: CUDA_ERROR_INVALID_VALUE"), "{error}");
+    kv(64, KvDtype::Bf16).unwrap();
 }
 
-/// Devices of other compute capabilities than 9.0 have no kernels with wgmma.
+/// Devices of other compute capabilities than 9.0 have no kernels with wgmma. A worker has a context of its
+/// own, and so the kernels for this capability.
 #[test]
 fn prefill_without_wgmma_equals_the_cpu() {
     if !cuda::shim().pretends() {
@@ -1383,7 +1380,7 @@ fn prefill_without_wgmma_equals_the_cpu() {
     }
     let _one = capability();
     cuda::shim().pretend_capability(8, 6);
-    let backend = cuda::open(true);
+    let backend = CudaBackend::for_worker(0, true).unwrap();
     cuda::shim().pretend_capability(9, 0);
     for (head_dim, dtype) in [64, 128].into_iter().flat_map(|dim| [KvDtype::Bf16, KvDtype::F16].map(|dtype| (dim, dtype))) {
         let case = Attend::new(AttentionShape::new(6, 2, head_dim, 0.125), dtype);

@@ -304,10 +304,7 @@ static void asynchronous_copies_complete_at_their_wait() {
     CHECK(out[0] == 0 && out[1] == 3);
 }
 
-// ---- numbers
-
-// Compares with the compiler, for all 16-bit numbers and numbers between them.
-// Copies a box of [2, 4, 8, 64] numbers, of which row `row` is the first, and writes the numbers of the box in their order.
+// Copies a box of [8, 64] numbers, from row `row` on, of a tensor [2, 4, 8, 64]. Writes its numbers in their order.
 extern "C" __global__ void copies_a_box(u16 *out /* [8, 64] */, const __grid_constant__ TensorMap map, u32 row, u32 expected, u32 waits) {
     DYNAMIC_SHARED(u8, memory);
     u8 *panel = memory + (0u - shared_address(memory)) % 1024;
@@ -345,6 +342,9 @@ static void a_box_arrives_in_swizzled_rows() {
     CHECK(contains(run(0, 2048, 1), "all threads wait forever at barrier_wait"));
 }
 
+// ---- numbers
+
+// Compares with the compiler, for all 16-bit numbers and numbers between them.
 static void f16_is_rounded_to_nearest() {
     for (u32 bits = 0; bits < 0x10000; bits++) {
         _Float16 half;

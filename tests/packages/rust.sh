@@ -11,11 +11,11 @@ export CARGO_TARGET_DIR=$root/build/rust NVCC=
 unset RUSTFLAGS
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# Links to the files, without those of the library itself, which cargo would overwrite.
+# Copies the files, without those of the library itself. Cargo writes to some of them.
 if [ ! -e "$CARGO_TARGET_DIR/release" ] && [ -e "$root/target/release/.fingerprint" ]; then
     rm -rf "$CARGO_TARGET_DIR"
     mkdir -p "$CARGO_TARGET_DIR/unfinished"
-    cp -al "$root"/target/release/{.fingerprint,build,deps} "$CARGO_TARGET_DIR/unfinished/"
+    cp -a --reflink=auto "$root"/target/release/{.fingerprint,build,deps} "$CARGO_TARGET_DIR/unfinished/"
     find "$CARGO_TARGET_DIR/unfinished" -name '*pagedllm*' -prune -exec rm -r {} +
     mv "$CARGO_TARGET_DIR/unfinished" "$CARGO_TARGET_DIR/release"
 fi

@@ -18,6 +18,7 @@ PACKAGES = ROOT / "build" / "ptx"
 CACHE = ROOT / "target" / "ptx"
 SEED = 1
 HOPPER = "attention_hopper.cu"  # the kernels that exist only in the code for sm_90a
+OPTIONS = ["-ptx", "-std=c++17", "-O3"]  # of nvcc in build.rs
 
 
 def nvcc():
@@ -30,8 +31,9 @@ def nvcc():
 
 
 def digest(compiler):
-    """Returns the FNV-1a hash of the compiler's version and of the kernels, as build.rs does."""
+    """Returns the FNV-1a hash of the compiler's version and options and of the kernels, as build.rs does."""
     data = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    data += "".join([*OPTIONS, *(os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"))]).encode()
     for file in sorted((ROOT / "kernels").iterdir()):
         data += file.name.encode() + file.read_bytes()
     value = 0xCBF29CE484222325
@@ -41,15 +43,13 @@ def digest(compiler):
 
 
 def compiled(architecture, source="all.cu"):
-    """Returns the PTX of kernels. It is compiled if no earlier run and no build with this cache did."""
+    """Returns the PTX of kernels. It is compiled unless the cache has it."""
     compiler = nvcc()
     path = CACHE / f"{architecture}-{source}-{digest(compiler)}.ptx"
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
-        # The options of build.rs.
-        subprocess.run([compiler, "-ptx", "-std=c++17", "-O3", f"-arch={architecture}", f"kernels/{source}", "-o", unfinished], cwd=ROOT,
-                       check=True)
+        subprocess.run([compiler, *OPTIONS, f"-arch={architecture}", f"kernels/{source}", "-o", unfinished], cwd=ROOT, check=True)
         unfinished.rename(path)
     return path.read_text()
 

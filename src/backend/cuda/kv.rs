@@ -32,20 +32,17 @@ pub fn block_bytes(shape: &KvShape) -> u64 {
 }
 
 impl Kv {
-    pub fn new(device: &Device, shape: KvShape) -> Result<Kv> {
+    /// `copies_boxes`: prefill attention copies boxes of the pool.
+    pub fn new(device: &Device, shape: KvShape, copies_boxes: bool) -> Result<Kv> {
         if shape.head_dim > MAX_HEAD_DIM {
             return Err(Error::unsupported(format!(
                 "head_dim is too large for CUDA devices ({}, limit {MAX_HEAD_DIM}); set device to \"cpu\"",
                 shape.head_dim
             )));
         }
-        Ok(Kv { shape, boxes: KvBoxes::NONE, memory: device.memory(block_bytes(&shape) * shape.blocks as u64)? })
-    }
-
-    /// Lets prefill attention copy boxes, if its kernel can.
-    pub fn use_boxes(&mut self) -> Result<()> {
-        self.boxes = KvBoxes::new(self.address(), &self.shape)?;
-        Ok(())
+        let memory = device.memory(block_bytes(&shape) * shape.blocks as u64)?;
+        let boxes = if copies_boxes { KvBoxes::new(device, memory.address(), &shape)? } else { KvBoxes::NONE };
+        Ok(Kv { shape, boxes, memory })
     }
 
     pub fn address(&self) -> Address {

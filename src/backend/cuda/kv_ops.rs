@@ -1,7 +1,7 @@
 //! The operations of the KV cache.
 
 use super::CudaBackend;
-use super::attention::{self, NewTokens};
+use super::attention::NewTokens;
 use super::buffer::Buf;
 use super::function::{Shape, WARP, launch};
 use super::host::Host;
@@ -30,11 +30,7 @@ impl CudaBackend {
 
 impl KvOps for CudaBackend {
     fn kv(&self, shape: KvShape) -> Result<Kv> {
-        let mut kv = Kv::new(&self.device, shape)?;
-        if self.copies_boxes && attention::can_copy_boxes(&self.device, &shape) {
-            kv.use_boxes()?;
-        }
-        Ok(kv)
+        Kv::new(&self.device, shape, self.copies_boxes && self.can_copy_boxes(&shape))
     }
 
     fn kv_block_bytes(&self, shape: &KvShape) -> u64 {

@@ -66,7 +66,7 @@ use steps::Steps;
 use tables::{Key, Tables};
 use uploads::Uploads;
 
-use super::{BackendTypes, HeadGroups};
+use super::{BackendTypes, HeadGroups, KvShape};
 use crate::error::{Error, Result};
 
 /// Products of at least this many rows use cuBLASLt.
@@ -77,8 +77,8 @@ const MIN_BLAS_ROWS: usize = 17;
 /// has about this ratio of speeds.
 const MAX_NORMED_ROWS: usize = 8;
 
-/// Attention to prompts copies K and V token by token, as an H100 has done. No GPU has run copies of
-/// boxes yet: part prefill of `benches/gpu` compares both.
+/// Attention to prompts copies K and V token by token, as its earlier form has done on an H100. No GPU has
+/// run copies of boxes: part prefill attention of `benches/gpu` compares both.
 const COPIES_BOXES: bool = false;
 
 pub struct CudaBackend {
@@ -168,6 +168,11 @@ impl CudaBackend {
     /// Stores all activations in f32. Only tests and benchmarks call it: results have the same bits.
     pub fn keep_f32(&mut self) {
         self.keeps_f32 = true;
+    }
+
+    /// Returns whether the device has a kernel that copies boxes of a KV pool of this shape.
+    pub fn can_copy_boxes(&self, shape: &KvShape) -> bool {
+        attention::can_copy_boxes(&self.device, shape)
     }
 
     /// Sets whether attention to prompts copies boxes of the KV pools that are created from now on. Only

@@ -3,6 +3,7 @@
 use cudarc::driver::sys;
 
 use super::address::Address;
+use super::device::Device;
 use super::errors::failed;
 use super::function::Argument;
 use super::kv::{block_bytes, halves};
@@ -36,31 +37,34 @@ impl KvBoxes {
     pub const NONE: KvBoxes = KvBoxes { map: TensorMap(sys::CUtensorMap { opaque: [0; 16] }), tokens: 0 };
 
     /// Encodes the pool that begins at an address.
-    pub fn new(begin: Address, shape: &KvShape) -> Result<KvBoxes> {
+    pub fn new(device: &Device, begin: Address, shape: &KvShape) -> Result<KvBoxes> {
         let tokens = shape.block_size.min(MAX_TOKENS);
         let token = shape.dtype.head_bytes(shape.head_dim) as u64;
         let dims = [shape.head_dim, shape.block_size, halves(shape) * shape.kv_heads, shape.blocks].map(|count| count as u64);
         let strides = [token, token * shape.block_size as u64, block_bytes(shape)];
         let [of_box, steps]: [[u32; RANK]; 2] = [[COLUMNS as u32, tokens as u32, 1, 1], [1; RANK]];
         let mut map = KvBoxes::NONE.map;
-        // SAFETY: the arrays have the dimensions of the rank, and one stride less. The driver writes the map.
-        let encoded = unsafe {
-            sys::cuTensorMapEncodeTiled(
-                &mut map.0,
-                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
-                RANK as u32,
-                begin.0 as *mut _,
-                dims.as_ptr(),
-                strides.as_ptr(),
-                of_box.as_ptr(),
-                steps.as_ptr(),
-                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            )
+        let encode = || {
+            // SAFETY: the arrays have the dimensions of the rank, and one stride less. The driver writes the map.
+            let encoded = unsafe {
+                sys::cuTensorMapEncodeTiled(
+                    &mut map.0,
+                    sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                    RANK as u32,
+                    begin.0 as *mut _,
+                    dims.as_ptr(),
+                    strides.as_ptr(),
+                    of_box.as_ptr(),
+                    steps.as_ptr(),
+                    sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                    sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                    sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+                )
+            };
+            encoded.result()
         };
-        encoded.result().map_err(|e| failed("encode a KV pool as a tensor", e))?;
+        device.context().calling(encode).map_err(|e| failed("encode a KV pool as a tensor", e))?;
         Ok(KvBoxes { map, tokens: tokens as u32 })
     }
 }
