@@ -6,7 +6,6 @@ use super::address::Address;
 use super::device::Device;
 use super::errors::failed;
 use super::function::Argument;
-use super::kv::{block_bytes, halves};
 use crate::backend::KvShape;
 use crate::error::Result;
 
@@ -36,12 +35,12 @@ pub struct KvBoxes {
 impl KvBoxes {
     pub const NONE: KvBoxes = KvBoxes { map: TensorMap(sys::CUtensorMap { opaque: [0; 16] }), tokens: 0 };
 
-    /// Encodes the pool that begins at an address.
+    /// Encodes the pool that begins at an address. It has K and V in 16 bits.
     pub fn new(device: &Device, begin: Address, shape: &KvShape) -> Result<KvBoxes> {
         let tokens = shape.block_size.min(MAX_TOKENS);
-        let token = shape.dtype.head_bytes(shape.head_dim) as u64;
-        let dims = [shape.head_dim, shape.block_size, halves(shape) * shape.kv_heads, shape.blocks].map(|count| count as u64);
-        let strides = [token, token * shape.block_size as u64, block_bytes(shape)];
+        let dims = [shape.head_dim, shape.block_size, 2 * shape.kv_heads, shape.blocks].map(|count| count as u64);
+        let token = dims[0] * size_of::<u16>() as u64;
+        let strides = [token, token * dims[1], token * dims[1] * dims[2]];
         let [of_box, steps]: [[u32; RANK]; 2] = [[COLUMNS as u32, tokens as u32, 1, 1], [1; RANK]];
         let mut map = KvBoxes::NONE.map;
         let encode = || {
