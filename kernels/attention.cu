@@ -159,9 +159,9 @@ struct PrefillStream<T, DIM, true> : KvStream<T, DIM, AttentionShared<T, DIM>::T
             uint4 bytes = *reinterpret_cast<const uint4 *>(from + row * DIM + group * 16);
             u32 x[2], y[2], z[2], w[2];
             widen<T>(x, bytes.x), widen<T>(y, bytes.y), widen<T>(z, bytes.z), widen<T>(w, bytes.w);
-            uint4 *even = reinterpret_cast<uint4 *>(to) + group * ROWS + row;
+            uint4 *even = reinterpret_cast<uint4 *>(to) + group * (To::GROUP / To::ROW) + row;
             even[0] = make_uint4(x[0], y[0], z[0], w[0]);
-            even[GROUPS * ROWS] = make_uint4(x[1], y[1], z[1], w[1]);
+            even[To::SECOND / To::ROW] = make_uint4(x[1], y[1], z[1], w[1]);
         }
     }
 };

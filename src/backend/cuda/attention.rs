@@ -145,21 +145,20 @@ fn latent(device: &Device, shape: &AttentionShape, kv: &Kv) -> Option<LatentAtte
 }
 
 /// Returns the tensor core kernels for a layer. None: the plain kernel processes it.
-fn tensor(device: &Device, shape: &AttentionShape, kv: &Kv) -> Option<TensorAttention> {
-    device.kernels.attention.tensor(kv.shape.dtype, shape.head_dim).filter(|_| shape.values == Values::Own)
+fn tensor(device: &Device, shape: &KvShape) -> Option<TensorAttention> {
+    device.kernels.attention.tensor(shape.dtype, shape.head_dim).filter(|_| shape.values == Values::Own)
 }
 
 /// Returns true if attention can rotate and store the rows of the batch itself: the decode kernel
 /// processes all of them.
 pub fn stores_rows(device: &Device, inputs: &Inputs, shape: &AttentionShape, kv: &Kv, partial: Option<&PartialResults>) -> bool {
     let decodes = inputs.tiles(shape.head_groups()).is_some_and(|tiles| tiles.prefill.count == 0);
-    decodes && partial.is_some() && tensor(device, shape, kv).is_some()
+    decodes && partial.is_some() && tensor(device, &kv.shape).is_some()
 }
 
 /// Returns true if the kernel for prompts can copy boxes of K and V of this shape.
 pub fn can_copy_boxes(device: &Device, shape: &KvShape) -> bool {
-    let kernels = device.kernels.attention.tensor(shape.dtype, shape.head_dim).filter(|_| shape.values == Values::Own);
-    kernels.is_some_and(|kernels| matches!(kernels.prefill, Prefill::Wgmma { .. }))
+    tensor(device, shape).is_some_and(|kernels| matches!(kernels.prefill, Prefill::Wgmma { .. }))
 }
 
 impl Args<'_> {
@@ -170,7 +169,7 @@ impl Args<'_> {
         if let Some(kernel) = latent(device, self.shape, self.kv).filter(|_| self.sinks == Address::NULL) {
             return self.latents(device, kernel, tiles, partial);
         }
-        match (tensor(device, self.shape, self.kv), partial) {
+        match (tensor(device, &self.kv.shape), partial) {
             (Some(tensor), Some(partial)) => {
                 self.prefill(device, tensor, tiles.prefill);
                 self.decode(device, tensor, tiles, partial);
